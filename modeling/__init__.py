@@ -1,0 +1,1 @@
+"""The Python files that ship inside a baked checkpoint, word for word."""
