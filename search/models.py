@@ -26,9 +26,13 @@ def load_scaled(
     shared = importlib.import_module(f"lpes_bake.modeling.{SHARED_MODULE}")
     modeling = importlib.import_module(f"lpes_bake.modeling.{family.module}")
     config_class = getattr(shared, f"{family.prefix}Config")
-    layers = int(config_dict["num_hidden_layers"])
-    config = config_class.from_pretrained(
-        model_dir, layer_rope_scaling=list(factors) if factors is not None else [1.0] * layers
+    identity = [1.0] * int(config_dict["num_hidden_layers"])
+    config = config_class.from_dict(
+        {
+            **config_dict,
+            "model_type": family.model_type,
+            "layer_rope_scaling": identity if factors is None else list(factors),
+        }
     )
     model_class = getattr(modeling, f"{family.prefix}ForCausalLM")
     model = model_class.from_pretrained(model_dir, config=config, torch_dtype=dtype, **kwargs)

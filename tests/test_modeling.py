@@ -1,0 +1,358 @@
+"""The scaled models compute what the formula says, whatever way they are run.
+
+Expected values come from transformers' own models: the base class, its `rope_type: linear`, and the
+base class with hand-written rotary tables.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import StaticCache
+
+from lpes_bake.modeling import layer_rope_scaling, modeling_lpes_llama, modeling_lpes_qwen2
+from tests.conftest import TINY
+
+FAMILIES = ("llama", "qwen2")
+PREFIX = {"llama": "Llama", "qwen2": "Qwen2"}
+MODULE = {"llama": modeling_lpes_llama, "qwen2": modeling_lpes_qwen2}
+FACTORS = [0.25, 4.0, 1.0, 2.0]
+ROPE_TYPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "short_factor": [1.0 + i / 16 for i in range(16)],
+        "long_factor": [2.0 + i / 4 for i in range(16)],
+        "original_max_position_embeddings": 512,
+    },
+}
+
+
+def make_config(cls: Any, rope: str, **changes: Any) -> Any:
+    """A tiny config whose prompts of 3,000 tokens lie beyond the positions it claims."""
+    fields = {**TINY, "max_position_embeddings": 1024, "rope_theta": 10000.0, **changes}
+    if ROPE_TYPES[rope]:
+        fields["rope_scaling"] = copy.deepcopy(ROPE_TYPES[rope])
+    return cls(**fields)
+
+
+def make_base(family: str, rope: str = "default", head: str = "ForCausalLM", **changes: Any) -> Any:
+    config = make_config(getattr(transformers, f"{PREFIX[family]}Config"), rope, **changes)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{PREFIX[family]}{head}")(config).eval()
+
+
+def make_scaled(
+    base: Any, family: str, factors: list[float], rope: str = "default", head: str = "ForCausalLM", **changes: Any
+) -> Any:
+    """The scaled model with the weights of `base`."""
+    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
+    config = make_config(config_class, rope, layer_rope_scaling=factors, **changes)
+    scaled = getattr(MODULE[family], f"Lpes{PREFIX[family]}{head}")(config).eval()
+    scaled.load_state_dict(base.state_dict())
+    return scaled
+
+
+def tokens(length: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, TINY["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def logits(model: Any, ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    out: torch.Tensor = model(ids, **kwargs).logits
+    return out
+
+
+def scale_by_hand(base: Any, factors: list[float]) -> None:
+    """Give each layer of a base model its own (cos, sin), from its own rotary's inv_freq.
+
+    Angles are rounded to float32, as the library's are: 3,000 tokens on, the rounding is not small.
+    """
+    rotary = base.model.rotary_emb
+
+    def hook(factor: float) -> Any:
+        def replace(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            cos, _ = kwargs["position_embeddings"]
+            frequencies = (rotary.inv_freq.double() / factor).float()
+            angles = torch.stack([torch.outer(row.float(), frequencies) for row in kwargs["position_ids"]]).double()
+            angles = torch.cat((angles, angles), -1)
+            scale = rotary.attention_scaling
+            kwargs["position_embeddings"] = ((angles.cos() * scale).to(cos), (angles.sin() * scale).to(cos))
+            return args, kwargs
+
+        return replace
+
+    for layer, factor in zip(base.model.layers, factors, strict=True):
+        layer.register_forward_pre_hook(hook(factor), with_kwargs=True)
+
+
+@pytest.mark.parametrize("rope", ROPE_TYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_factors_of_one_give_the_very_bits_of_the_base(family: str, rope: str) -> None:
+    base = make_base(family, rope)
+    scaled = make_scaled(base, family, [1.0] * 4, rope)
+    # Long before short: dynamic and longrope must find their way back.
+    for length in (20, 3001, 256, 257, 700):
+        ids = tokens(length)
+        assert torch.equal(logits(base, ids), logits(scaled, ids)), length
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.3, 4.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_uniform_factor_is_position_interpolation(family: str, factor: float) -> None:
+    base = make_base(family)
+    linear = make_base(family, rope_scaling={"rope_type": "linear", "factor": factor})
+    linear.load_state_dict(base.state_dict())
+    scaled = make_scaled(base, family, [factor] * 4)
+    for length in (20, 3001):
+        ids = tokens(length)
+        torch.testing.assert_close(logits(scaled, ids), logits(linear, ids), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rope", ROPE_TYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_rope_type_composes(family: str, rope: str) -> None:
+    base = make_base(family, rope)
+    scaled = make_scaled(base, family, FACTORS, rope)
+    plain = {length: logits(base, tokens(length)) for length in (20, 3001)}
+    scale_by_hand(base, FACTORS)
+    for length, unscaled in plain.items():
+        ids = tokens(length)
+        expected, got = logits(base, ids), logits(scaled, ids)
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=2e-3)
+        assert (got - unscaled).abs().max() > 0.5, "the factors must matter for this test to mean anything"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_factor_changes_its_own_layer_and_later_ones_only(family: str) -> None:
+    base = make_base(family)
+    ids = tokens(300)
+    before = base(ids, output_hidden_states=True).hidden_states
+    after = make_scaled(base, family, [1.0, 1.0, 2.0, 1.0])(ids, output_hidden_states=True).hidden_states
+    assert len(before) == len(after) == 5
+    assert [torch.equal(b, a) for b, a in zip(before, after, strict=True)] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("rope", ["default", "yarn", "llama3"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_generation_equals_uncached(family: str, rope: str) -> None:
+    scaled = make_scaled(make_base(family, rope), family, FACTORS, rope)
+    ids = tokens(300)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached = scaled.generate(ids, use_cache=True, **options)
+    uncached = scaled.generate(ids, use_cache=False, **options)
+    assert cached.shape[1] == 312
+    assert torch.equal(cached, uncached)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_left_padding_equals_single(family: str) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    short, long = tokens(290, seed=1), tokens(400, seed=2)
+    padded = torch.cat((torch.zeros(1, 110, dtype=torch.long), short), dim=1)
+    mask = torch.ones(2, 400, dtype=torch.long)
+    mask[0, :110] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    batch = logits(scaled, torch.cat((padded, long)), attention_mask=mask, position_ids=positions)
+    torch.testing.assert_close(batch[0, 110:], logits(scaled, short)[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(batch[1], logits(scaled, long)[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_static_cache_and_fullgraph_compile(family: str) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    ids = tokens(40)
+    expected = scaled.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    torch._dynamo.reset()
+    graphs = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    compiled = torch.compile(scaled.forward, fullgraph=True, backend=count, dynamic=False)
+    cache = StaticCache(config=scaled.config, max_batch_size=1, max_cache_len=64, device="cpu", dtype=torch.float32)
+    argument = "cache" if "cache" in scaled.forward.__wrapped__.__code__.co_varnames else "past_key_values"
+    sequence = ids
+    with torch.no_grad():
+        step, start = ids, 0
+        for _ in range(6):
+            where = torch.arange(start, start + step.shape[1])
+            out = compiled(step, position_ids=where[None], cache_position=where, use_cache=True, **{argument: cache})
+            start += step.shape[1]
+            step = out.logits[:, -1:].argmax(-1)
+            sequence = torch.cat((sequence, step), dim=1)
+    assert torch.equal(sequence, expected)
+    # One graph for the prompt, one for a step: nothing is compiled again for each layer or token.
+    assert graphs <= 3
+
+
+@pytest.mark.parametrize("length", [50, 300])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_gives_the_same_loss_and_gradients(family: str, length: int) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS).train()
+    ids = tokens(length)
+
+    def step() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        scaled.zero_grad()
+        loss = scaled(ids, labels=ids).loss
+        loss.backward()
+        return loss.detach(), {name: p.grad.clone() for name, p in scaled.named_parameters()}
+
+    loss, gradients = step()
+    for reentrant in (False, True):
+        scaled.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        scaled.enable_input_require_grads()
+        again, checkpointed = step()
+        torch.testing.assert_close(again, loss)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(checkpointed[name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("cast", [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.bfloat16()])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frequencies_survive_every_cast_in_float32(family: str, cast: Any) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    rotary = scaled.model.rotary_emb
+    frequencies = rotary.inv_freq.clone()
+    cast(scaled)
+    assert scaled.dtype in (torch.float16, torch.bfloat16)
+    assert rotary.inv_freq.dtype == rotary.layer_rope_scaling.dtype == torch.float32
+    assert torch.equal(rotary.inv_freq, frequencies)
+    # What a rounded frequency would get wrong: the table far into a prompt.
+    cos, _ = layer_rope_scaling.layer_tables(rotary(torch.zeros(1), torch.tensor([[6001]])), 3, torch.float32)
+    exact = torch.cos(6001.0 * frequencies[1].double() / FACTORS[3])
+    assert math.isclose(cos[0, 0, 1], exact, abs_tol=5e-3)
+
+
+@pytest.mark.parametrize("tokens_in_call", [1, 256, 257, 3000])
+def test_tables_made_at_once_and_on_demand_are_the_same(tokens_in_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = make_scaled(make_base("llama"), "llama", FACTORS).model.rotary_emb
+    positions = torch.arange(tokens_in_call)[None] + 17
+    tables = []
+    for few in (0, 10_000):
+        monkeypatch.setattr(layer_rope_scaling, "FEW_TOKENS", few)
+        shared = rotary(torch.zeros(1), positions)
+        tables.append([layer_rope_scaling.layer_tables(shared, layer, torch.float32) for layer in range(4)])
+    for on_demand, at_once in zip(*tables, strict=True):
+        assert torch.equal(on_demand[0], at_once[0])
+        assert torch.equal(on_demand[1], at_once[1])
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ([1.0, 1.0, 1.0], "got 3 of them"),
+        ([1.0] * 5, "got 5 of them"),
+        ([1.0, 0.0, 1.0, 1.0], "got 0.0 for layer 1"),
+        ([1.0, 1.0, -2.0, 1.0], "got -2.0 for layer 2"),
+        ([math.nan, 1.0, 1.0, 1.0], "got nan for layer 0"),
+        ([1.0, 1.0, 1.0, math.inf], "got inf for layer 3"),
+        ([1.0, "1.0", 1.0, 1.0], "got '1.0' for layer 1"),
+        ([1.0, True, 1.0, 1.0], "got True for layer 1"),
+        ("1.0", "got '1.0'"),
+        (2.0, "got 2.0"),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bad_factors_are_refused_with_field_value_and_number_of_layers(family: str, factors: Any, said: str) -> None:
+    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
+    with pytest.raises(ValueError, match="layer_rope_scaling must be a list of 4 positive finite numbers") as error:
+        make_config(config_class, "default", layer_rope_scaling=factors)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_without_factors_is_refused_not_silently_plain(family: str) -> None:
+    config = make_config(getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config"), "default")
+    with pytest.raises(ValueError, match=r"layer_rope_scaling must be a list of 4 .* got None"):
+        getattr(MODULE[family], f"Lpes{PREFIX[family]}ForCausalLM")(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    scaled.save_pretrained(tmp_path)
+    ids = tokens(300)
+    for options in ({}, {"torch_dtype": torch.bfloat16}, {"device_map": "cpu"}, {"low_cpu_mem_usage": True}):
+        again = type(scaled).from_pretrained(tmp_path, **options)
+        rotary = again.model.rotary_emb
+        assert rotary.layer_rope_scaling.tolist() == again.config.layer_rope_scaling == FACTORS
+        assert torch.equal(rotary.inv_freq, scaled.model.rotary_emb.inv_freq)
+        if again.dtype == torch.float32:
+            assert torch.equal(logits(again, ids), logits(scaled, ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Path) -> None:
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    scaled.save_pretrained(tmp_path / "model")
+    places: dict[str, Any] = {f"model.layers.{layer}": "cpu" if layer % 2 else "disk" for layer in range(4)}
+    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    offloaded = type(scaled).from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "off")
+    for length in (20, 300):
+        torch.testing.assert_close(logits(offloaded, tokens(length)), logits(scaled, tokens(length)))
+
+
+def test_factors_can_be_changed_in_place() -> None:
+    base = make_base("llama")
+    scaled = make_scaled(base, "llama", [1.0] * 4)
+    scaled.model.rotary_emb.set_layer_rope_scaling(FACTORS)
+    ids = tokens(300)
+    assert torch.equal(logits(scaled, ids), logits(make_scaled(base, "llama", FACTORS), ids))
+    assert scaled.config.layer_rope_scaling == FACTORS
+
+
+def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
+    base = make_base("qwen2", **windows)
+    ids = tokens(300)
+    assert torch.equal(logits(base, ids), logits(make_scaled(base, "qwen2", [1.0] * 4, **windows), ids))
+    assert not torch.equal(logits(base, ids), logits(make_scaled(base, "qwen2", [1.0] * 4), ids))
+
+
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_heads_are_the_base_with_factors_of_one_and_differ_with_others(family: str, head: str) -> None:
+    base = make_base(family, head=head)
+    ids = tokens(300)
+    with torch.no_grad():
+        expected = base(ids)[0]
+        assert torch.equal(make_scaled(base, family, [1.0] * 4, head=head)(ids)[0], expected)
+        assert not torch.allclose(make_scaled(base, family, FACTORS, head=head)(ids)[0], expected, atol=0.1)
+
+
+def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
+    import ast
+
+    for module in (layer_rope_scaling, modeling_lpes_llama, modeling_lpes_qwen2):
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text()
+        names = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add("." if node.level else str(node.module).split(".")[0])
+        assert names <= {"__future__", "collections", "math", "typing", "torch", "transformers", "."}
+        header = source.split('"""')[1]
+        for part in ("What this does", "arXiv 2606.27705", "How to get the base model back"):
+            assert part in header
