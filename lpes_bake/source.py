@@ -1,0 +1,369 @@
+"""Reading a source checkpoint: finding it, and refusing early what cannot work. Imports no torch.
+
+Everything here looks at config.json, at file names and at the headers of safetensors files; no tensor
+is read. A model on the Hub is judged by its config.json before its weights are downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lpes_bake.search.errors import InputError
+from lpes_bake.search.families import FAMILIES, Family, family_of
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+# Endings of files that hold weights, whatever their format. Pickles (.bin, .pt, …) among them: they
+# can run code when they are loaded.
+# fmt: off
+WEIGHT_SUFFIXES = frozenset({
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".llamafile", ".onnx",
+    ".onnx_data", ".msgpack", ".h5", ".ot", ".tflite", ".mlmodel", ".npz", ".nemo", ".engine",
+})
+# fmt: on
+
+# What each RoPE type cannot do without; the types that transformers knows for these families.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
+}
+
+# The safetensors library itself refuses longer headers.
+MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that passed the checks.
+
+    name: the Hub name ("org/model") where it is known, else the directory's own name; never a path.
+    revision: the resolved commit on the Hub, where it is known. config: config.json as it was written.
+    factors: the layer_rope_scaling of a baked directory, None for a base model.
+    """
+
+    name: str
+    path: Path
+    revision: str | None
+    config: dict[str, Any]
+    family: Family
+    factors: list[float] | None = None
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The number of decoder layers."""
+        return int(self.config["num_hidden_layers"])
+
+    @property
+    def architecture(self) -> str:
+        """The base model's architecture name, for a baked directory too."""
+        name = architecture_of(self.config, self.name)
+        base = {baked: base for base, baked in self.family.architectures.items()}
+        return base.get(name, name)
+
+
+def open_source(model: str, *, revision: str | None = None, baked: bool = False) -> Source:
+    """Find and check a model: a local directory, or a name on the Hub (downloaded into its cache).
+
+    baked: also accept a directory that this tool wrote. Raises InputError, one line, for all else.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise InputError(f"{model} is a local directory: --revision is for models on the Hub")
+        name, commit = local_name(path)
+        config = read_config(path, model)
+        family = check_config(config, model, baked=baked)
+    elif path.exists():
+        raise InputError(f"{model} is a file, not a directory: give the directory that holds config.json")
+    elif looks_like_path(model):
+        raise InputError(f"{model}: no such directory")
+    else:
+        name = model
+        folder = Path(fetch_config(model, revision))
+        commit = folder.name
+        config = read_config(folder, model)
+        family = check_config(config, model, baked=baked)
+        path = Path(fetch_snapshot(model, commit))
+    factors = config.get("layer_rope_scaling") if config["model_type"] == family.model_type else None
+    source = Source(name, path, commit, config, family, factors)
+    weight_files(source.path)
+    return source
+
+
+def local_name(path: Path) -> tuple[str, str | None]:
+    """The name of a directory and its commit: both are in the path where the Hub's cache made it."""
+    absolute = path.absolute()
+    for place in (absolute, path.resolve()):
+        repo = place.parent.parent.name
+        if (
+            place.parent.name == "snapshots"
+            and repo.startswith("models--")
+            and re.fullmatch("[0-9a-f]{40}", place.name)
+        ):
+            return repo.removeprefix("models--").replace("--", "/"), place.name
+    return path.resolve().name, None
+
+
+def looks_like_path(model: str) -> bool:
+    """Whether a name that does not exist was meant as a path: Hub names are `name` or `org/name`."""
+    return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith((".", "/", "~"))
+
+
+def fetch_config(model: str, revision: str | None) -> str:
+    """Download config.json alone; the folder it lies in is named after the commit."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return str(Path(hf_hub_download(model, "config.json", revision=revision)).parent)
+    except Exception as error:
+        raise hub_error(error, model, revision) from error
+
+
+def fetch_snapshot(model: str, commit: str) -> str:
+    """Download the rest at that commit, leaving out weights in other formats than safetensors."""
+    from huggingface_hub import snapshot_download
+
+    others = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
+    # Copies of the whole model for other programs; Mistral's and Meta's own layouts.
+    others += ["original/*", "consolidated*.safetensors"]
+    try:
+        return str(snapshot_download(model, revision=commit, ignore_patterns=others))
+    except Exception as error:
+        raise hub_error(error, model, commit) from error
+
+
+def hub_error(error: Exception, model: str, revision: str | None) -> InputError:
+    """What went wrong on the Hub, in one line that never quotes a header or an address."""
+    from huggingface_hub import errors
+
+    at = f"{model} at revision {revision}" if revision else model
+    if isinstance(error, errors.GatedRepoError):
+        why = f"is gated: accept its terms on https://huggingface.co/{model} and log in with `hf auth login`"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        why = "is neither a local directory nor a model on the Hub that you can see (a private one needs a login)"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        why = "does not exist on the Hub: no such revision"
+    elif isinstance(error, errors.LocalEntryNotFoundError):
+        why = "is not a local directory, and the Hub cannot be reached and its cache here does not hold it all"
+    elif isinstance(error, errors.EntryNotFoundError):
+        why = "has no config.json on the Hub: not a transformers checkpoint"
+    elif isinstance(error, errors.HFValidationError):
+        why = "is neither a local directory nor a valid Hub name"
+    else:
+        why = f"could not be fetched from the Hub ({type(error).__name__}); try again, or give a local directory"
+    return InputError(f"{at} {why}")
+
+
+def read_json(path: Path, where: str) -> dict[str, Any]:
+    """A JSON object from a file of a checkpoint."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{where}: {path.name} cannot be read as JSON: {reason}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: {path.name} holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def read_config(path: Path, where: str) -> dict[str, Any]:
+    """config.json of a checkpoint, as it was written."""
+    if not (path / "config.json").is_file():
+        hint = ""
+        if (path / "adapter_config.json").is_file():
+            hint = "; it is an adapter: merge it into its base model first (peft's merge_and_unload)"
+        raise InputError(f"{where} has no config.json: not a transformers checkpoint{hint}")
+    return read_json(path / "config.json", where)
+
+
+def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Family:
+    """The family of a config that can be scaled; InputError for one that cannot."""
+    is_baked = config.get("model_type") in {family.model_type for family in FAMILIES}
+    if is_baked and baked:
+        family = next(family for family in FAMILIES if family.model_type == config["model_type"])
+    else:
+        family = family_of(config, where)
+        if "layer_rope_scaling" in config:
+            raise InputError(
+                f"{where} has layer_rope_scaling and model_type {family.base_model_type!r}, so loaders ignore its "
+                "factors: bake it again from its base model"
+            )
+        if config.get("auto_map"):
+            raise InputError(
+                f"{where} brings its own modeling code (auto_map in config.json), which baking would replace; "
+                f"supported are plain {family.base_prefix} checkpoints"
+            )
+    architecture = architecture_of(config, where)
+    known = family.architectures.values() if is_baked else family.architectures
+    if architecture not in known:
+        raise InputError(
+            f"{where} has architecture {architecture!r}, which is not supported; supported: {', '.join(known)}"
+        )
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise InputError(f"{where}: num_hidden_layers in config.json must be a positive integer; got {layers!r}")
+    rope_settings(config, where)
+    if is_baked:
+        check_list(config.get("layer_rope_scaling"), where, layers)
+    return family
+
+
+def architecture_of(config: Mapping[str, Any], where: str) -> str:
+    """The one entry of `architectures`; without any, the family's causal-LM head is meant."""
+    architectures = config.get("architectures")
+    if not architectures:
+        prefix = next(
+            name for f in FAMILIES for t, name in ((f.base_model_type, f.base_prefix), (f.model_type, f.prefix))
+            if t == config.get("model_type")
+        )  # fmt: skip
+        return f"{prefix}ForCausalLM"
+    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
+        raise InputError(f"{where}: architectures in config.json must be a list of one name; got {architectures!r}")
+    return architectures[0]
+
+
+def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The RoPE settings of config.json in one form: rope_theta, rope_type and the type's own.
+
+    Reads the layout of transformers 4 (`rope_theta` and `rope_scaling`) and that of transformers 5
+    (`rope_parameters`). A missing rope_theta is an error: a guess would go wrong silently.
+    """
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    scaling = config.get(key) or {}
+    if not isinstance(scaling, dict):
+        raise InputError(f"{where}: {key} in config.json must be an object; got {scaling!r}")
+    theta = scaling.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
+        raise InputError(
+            f"{where}: config.json has no rope_theta, neither at its top nor in rope_parameters; add to a local copy "
+            "the value that the model was trained with (10000.0 for the first Llamas)"
+        )
+    if not is_number(theta) or not math.isfinite(theta) or theta <= 0:
+        raise InputError(f"{where}: rope_theta in config.json must be a positive number; got {theta!r}")
+    rope_type = scaling.get("rope_type", scaling.get("type")) or "default"
+    if rope_type not in ROPE_TYPES:
+        raise InputError(f"{where}: RoPE type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    missing = [name for name in ROPE_TYPES[rope_type] if scaling.get(name) is None]
+    if missing:
+        raise InputError(f"{where}: {key} of type {rope_type!r} in config.json lacks {', '.join(missing)}")
+    others = {name: value for name, value in scaling.items() if name not in ("rope_theta", "rope_type", "type")}
+    return {"rope_theta": float(theta), "rope_type": rope_type, **others}
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_list(factors: Any, where: str, num_hidden_layers: int | None = None) -> tuple[float, ...]:
+    """The factors as floats; InputError unless each is a positive finite number and there is one a layer."""
+    if not isinstance(factors, (list, tuple)) or not factors:
+        raise InputError(f"{where}: layer_rope_scaling must be a list of numbers, one a layer; got {factors!r}")
+    for layer, factor in enumerate(factors):
+        if not is_number(factor) or not 0 < factor < float("inf"):
+            raise InputError(f"{where}: factors must be positive finite numbers; layer {layer} has {factor!r}")
+    if num_hidden_layers is not None and len(factors) != num_hidden_layers:
+        raise InputError(
+            f"{where}: {len(factors)} factors for a model of {num_hidden_layers} layers; one a layer needed"
+        )
+    return tuple(float(factor) for factor in factors)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files that a loader reads, checked header by header.
+
+    Like transformers, takes model.safetensors where it exists and the index else.
+    """
+    if (path / SINGLE_FILE).is_symlink() or (path / SINGLE_FILE).exists():
+        read_header(path / SINGLE_FILE)
+        return [path / SINGLE_FILE]
+    if not (path / INDEX_FILE).is_file():
+        raise InputError(no_weights(path))
+    weight_map = read_json(path / INDEX_FILE, str(path)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{path / INDEX_FILE} has no weight_map that says which file holds which tensor")
+    tensors: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not is_inside(shard):
+            raise InputError(f"{path / INDEX_FILE} names {shard!r}, which is not a file inside the directory")
+        tensors.setdefault(shard, set()).add(tensor)
+    for shard, wanted in sorted(tensors.items()):
+        missing = wanted - read_header(path / shard)
+        if missing:
+            raise InputError(f"{path / INDEX_FILE} looks for {min(missing)} in {shard}, which does not hold it")
+    return [path / shard for shard in sorted(tensors)]
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative name stays below its directory (links of the Hub's cache aside)."""
+    pure = PurePosixPath(name)
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
+
+
+def no_weights(path: Path) -> str:
+    """Says that there are no usable weights, and what to do about those that are there."""
+    names = sorted(file.name for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    if any(name.startswith("pytorch_model") for name in names):
+        return (
+            f"{path} has pickled weights only ({names[0]}): load it with transformers and save it again with "
+            "save_pretrained, which writes safetensors"
+        )
+    if names:
+        return f"{path} has no {SINGLE_FILE} and no {INDEX_FILE}; {names[0]} is not a format that can be baked"
+    return f"{path} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"
+
+
+def read_header(path: Path) -> set[str]:
+    """The names of the tensors in a safetensors file, whose header must account for every byte.
+
+    Layout: 8 bytes, the header's length as a little-endian integer; the header, JSON with each
+    tensor's [begin, end) in the rest; the rest. https://huggingface.co/docs/safetensors
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            sane = 0 < length <= min(size - 8, MAX_HEADER_BYTES)
+            header = file.read(length) if sane else b""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if prefix == b"version ":
+        raise InputError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in that directory")
+    if not sane:
+        raise InputError(f"{path} is not a safetensors file, or is truncated ({size} bytes): fetch it again")
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        spans = sorted((int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in entries.values())
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise InputError(f"{path} has an unreadable safetensors header: fetch it again") from error
+    end = 0
+    for begin, stop in spans:
+        if begin != end or stop < begin:
+            raise InputError(f"{path} has a safetensors header whose tensors overlap or leave gaps: fetch it again")
+        end = stop
+    if 8 + length + end != size:
+        raise InputError(f"{path} is truncated or too long: {size} bytes where its header says {8 + length + end}")
+    return set(entries)
+
+
+def require_tokenizer(source: Source) -> None:
+    """InputError unless the checkpoint brings a tokenizer, which searching and evaluating need."""
+    if not any((source.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise InputError(
+            f"{source.name} has no tokenizer (tokenizer.json, tokenizer.model or vocab.json): copy the base model's "
+            f"tokenizer files into {source.path}"
+        )
