@@ -182,10 +182,10 @@ def from_config(config: Mapping[str, Any], path: Path) -> Factors:
 def from_json(content: Mapping[str, Any], path: Path) -> Factors:
     """The content of a factors.json, checked."""
     version = content.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version != VERSION or not is_number(version):
         raise InputError(
-            f"{path} has factors version {version!r}, and this lpes-bake reads version {VERSION}: "
-            + ("upgrade lpes-bake" if is_number(version) and version > VERSION else "it is not a factors file of ours")
+            f"{path} has version {version!r}, and this lpes-bake reads factors files of version {VERSION}: "
+            "upgrade lpes-bake, or give the bare list"
         )
     known = {field.name for field in fields(Factors)}
     unknown = sorted(set(content) - known - {"version"})
@@ -201,7 +201,8 @@ def from_json(content: Mapping[str, Any], path: Path) -> Factors:
     layers = (content.get("base") or {}).get("num_hidden_layers")
     if layers is not None and layers != len(factors):
         raise InputError(f"{path} contradicts itself: {len(factors)} factors for a base model of {layers} layers")
-    return Factors(**{**{name: content.get(name) for name in known}, "layer_rope_scaling": factors})
+    others = {name: content.get(name) for name in known if name != "layer_rope_scaling"}
+    return Factors(factors, **others)
 
 
 def check_factors(factors: Factors, source: Source) -> None:

@@ -238,18 +238,22 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The RoPE settings of config.json in one form: rope_theta, rope_type and the type's own.
 
     Reads the layout of transformers 4 (`rope_theta` and `rope_scaling`) and that of transformers 5
-    (`rope_parameters`). A missing rope_theta is an error: a guess would go wrong silently.
+    (`rope_parameters`); where both stand, transformers goes by rope_scaling. A missing rope_theta is
+    an error: a guess would go wrong silently.
     """
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     scaling = config.get(key) or {}
     if not isinstance(scaling, dict):
         raise InputError(f"{where}: {key} in config.json must be an object; got {scaling!r}")
-    theta = scaling.get("rope_theta", config.get("rope_theta"))
-    if theta is None:
+    thetas = [place["rope_theta"] for place in (scaling, config) if place.get("rope_theta") is not None]
+    if not thetas:
         raise InputError(
-            f"{where}: config.json has no rope_theta, neither at its top nor in rope_parameters; add to a local copy "
-            "the value that the model was trained with (10000.0 for the first Llamas)"
+            f"{where}: config.json has no rope_theta, neither at its top nor in {key}; add to a local copy the value "
+            "that the model was trained with (10000.0 for the first Llamas)"
         )
+    theta = thetas[0]
+    if thetas[-1] != theta:
+        raise InputError(f"{where}: config.json has two values of rope_theta: {thetas[-1]!r}, and {theta!r} in {key}")
     if not is_number(theta) or not math.isfinite(theta) or theta <= 0:
         raise InputError(f"{where}: rope_theta in config.json must be a positive number; got {theta!r}")
     rope_type = scaling.get("rope_type", scaling.get("type")) or "default"
