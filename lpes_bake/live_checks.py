@@ -1,0 +1,366 @@
+"""The script that `verify` runs in fresh processes: loads a baked directory as any user would, and tests it.
+
+It is never imported by the package: `verify` starts it by its path. Nothing of lpes_bake can be
+imported here (the first lines see to that), so what passes here works for people who never heard of
+it. The reference model below is written by hand for this purpose and shares no code with the files
+in the checkpoint.
+
+Standard output carries one JSON object a line and nothing else:
+{"doing": what starts now} or {"name": check, "status": "pass" | "fail" | "skip", "reason": one line}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.abc
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class NoLpesBake(importlib.abc.MetaPathFinder):
+    """Refuses lpes_bake, whichever way it is installed: as a folder, a link, or an import hook."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
+        """Raise for our own package, and leave all others to the finders that follow."""
+        if fullname.partition(".")[0] == "lpes_bake":
+            raise ModuleNotFoundError(f"{fullname}: a baked checkpoint must load without it", name=fullname)
+
+
+# Python puts the script's own folder first on the path: it holds nothing that a user would have.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+sys.meta_path.insert(0, NoLpesBake())
+
+# Whatever a library prints goes to stderr; stdout is for the results.
+RESULTS = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+
+NEW_TOKENS = 16
+# How many of the last positions are compared: each of them attends to the whole prompt.
+COMPARED_POSITIONS = 64
+# The long prompt is read twice only, by the loaded model and by the reference: this is what costs.
+# All else is told from its first tokens.
+SHORT_PROMPT = 256
+# Largest difference allowed, as a share of the logits' standard deviation. In float32 the two
+# implementations differ by rounding only; in 16 bits one unit in the last place is 1/256.
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
+TOKENIZER_SAMPLE = "The pass-key is 49152.\n  Què diu?  def f(x):\treturn x  # 位置"
+
+
+def say(**message: Any) -> None:
+    """One line of results."""
+    RESULTS.write(json.dumps(message) + "\n")
+
+
+def result(name: str, passed: bool | None, reason: str) -> None:
+    """One check's outcome; None means that it was skipped."""
+    say(name=name, status={True: "pass", False: "fail", None: "skip"}[passed], reason=reason)
+
+
+def attempt(name: str, check: Callable[[], tuple[bool | None, str]]) -> bool:
+    """Run one check; an exception inside it is its failure. True unless it failed."""
+    say(doing=name)
+    try:
+        passed, reason = check()
+    except Exception as error:
+        traceback.print_exc()
+        lines = str(error).strip().splitlines()
+        passed, reason = False, f"{type(error).__name__}: {lines[0] if lines else ''}"
+    result(name, passed, reason)
+    return passed is not False
+
+
+class Settings:
+    """What the command line asked for, and what follows from the directory's config.json."""
+
+    def __init__(self, directory: str, device: str, dtype: str, prompt_tokens: int) -> None:
+        import torch
+
+        self.directory = directory
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        self.device = device
+        self.config = json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))
+        self.architecture: str = self.config["architectures"][0]
+        self.head = next(h for h in ("ForCausalLM", "ForSequenceClassification", "Model") if h in self.architecture)
+        self.auto_class = {"Model": "AutoModel"}.get(self.head, f"AutoModel{self.head}")
+        self.factors: list[float] = self.config["layer_rope_scaling"]
+        self.quantized = "quantization_config" in self.config
+        # A quantised model computes in the dtype that it was made for.
+        self.dtype = "auto" if self.quantized else getattr(torch, dtype)
+        self.tolerance = TOLERANCE["bfloat16" if self.quantized else dtype]
+        generator = torch.Generator().manual_seed(0)
+        length = min(prompt_tokens, int(self.config["max_position_embeddings"]))
+        self.prompt = torch.randint(0, int(self.config["vocab_size"]), (1, length), generator=generator)
+        self.short = self.prompt[:, :SHORT_PROMPT]
+
+    def load(self, auto_class: str, directory: str | None = None) -> Any:
+        """Plain from_pretrained, as in the model card. Returns (model, loading info)."""
+        import transformers
+
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            directory or self.directory,
+            trust_remote_code=True,
+            torch_dtype=self.dtype,
+            output_loading_info=True,
+            **({"device_map": self.device} if self.quantized else {}),
+        )
+        return (model if self.quantized else model.to(self.device)).eval(), info
+
+    def outputs(self, model: Any, prompt: Any) -> Any:
+        """The first output (logits, or hidden states of a bare model) at the prompt's last positions, in float32."""
+        import inspect
+
+        import torch
+
+        # Its name until transformers 4.49 was num_logits_to_keep; full logits of a long prompt are gigabytes.
+        known = inspect.signature(model.forward).parameters
+        keep = {name: COMPARED_POSITIONS for name in ("logits_to_keep", "num_logits_to_keep") if name in known}
+        with torch.no_grad():
+            output = model(input_ids=prompt.to(self.device), use_cache=False, **keep)[0]
+        return output.float().cpu() if output.dim() == 2 else output[:, -COMPARED_POSITIONS:].float().cpu()
+
+
+def reference_model(settings: Settings) -> Any:
+    """The base model's own class on the same weights, all its layers rotating as the base does."""
+    import transformers
+
+    ours = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
+    config_dict = {key: value for key, value in settings.config.items() if key not in ours}
+    base_type = settings.config["model_type"].removeprefix("lpes_")
+    config = transformers.AutoConfig.for_model(base_type, **config_dict)
+    model_class = getattr(transformers, settings.architecture.removeprefix("Lpes"))
+    model = model_class.from_pretrained(
+        settings.directory,
+        config=config,
+        torch_dtype=settings.dtype,
+        **({"device_map": settings.device} if settings.quantized else {}),
+    )
+    return (model if settings.quantized else model.to(settings.device)).eval()
+
+
+def scale_by_hand(model: Any, factors: Sequence[float]) -> list[Any]:
+    """Replace the rotary table that each decoder layer of a base model is given by one with m / s_h for m.
+
+    Returns the hooks' handles: removing them gives the base model back.
+
+    The frequencies and the attention scaling are those of the base model's own RoPE type. Angles
+    are float32, as in every RoPE model; their cosines and sines are computed in float64.
+    """
+    import torch
+
+    rotary = model.base_model.rotary_emb
+
+    def give_own_table(layer: int) -> Callable[..., Any]:
+        def before_forward(module: Any, args: Any, kwargs: Any) -> Any:
+            hidden_states = args[0] if args else kwargs["hidden_states"]
+            positions = torch.arange(hidden_states.shape[1], dtype=torch.float32)
+            frequencies = rotary.inv_freq.float().cpu() / factors[layer]
+            half = torch.outer(positions, frequencies).double()
+            angles = torch.cat((half, half), dim=-1)[None]
+            table = tuple(
+                (wave * rotary.attention_scaling).to(hidden_states.device, hidden_states.dtype)
+                for wave in (angles.cos(), angles.sin())
+            )
+            return args, {**kwargs, "position_embeddings": table}
+
+        return before_forward
+
+    layers = model.base_model.layers
+    return [layers[h].register_forward_pre_hook(give_own_table(h), with_kwargs=True) for h in range(len(factors))]
+
+
+def difference(a: Any, b: Any) -> float:
+    """Largest absolute difference, as a share of b's standard deviation; infinite where not comparable."""
+    if a.shape != b.shape or not bool(a.isfinite().all()):
+        return float("inf")
+    return float((a - b).abs().max() / b.std())
+
+
+def check_cached_generation(settings: Settings, model: Any) -> tuple[bool | None, str]:
+    """Greedy tokens with the key-value cache equal those without; a near-tie may fall either way."""
+    from transformers import GenerationConfig
+
+    if settings.head != "ForCausalLM":
+        return None, f"{settings.architecture} does not generate"
+    rope = settings.config.get("rope_parameters") or settings.config.get("rope_scaling") or {}
+    # Beyond these positions longrope and dynamic change all frequencies, and cached keys keep the old ones:
+    # there the base model's two ways differ too.
+    limit = min(
+        int(settings.config["max_position_embeddings"]), int(rope.get("original_max_position_embeddings") or 1 << 30)
+    )
+    prompt = settings.short[:, : max(1, limit - NEW_TOKENS)].to(settings.device)
+    ways = []
+    for use_cache in (True, False):
+        greedy = GenerationConfig(
+            do_sample=False,
+            use_cache=use_cache,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        ways.append(model.generate(prompt, generation_config=greedy, attention_mask=prompt.new_ones(prompt.shape)))
+    cached, uncached = ways
+    new = [way.sequences[0, prompt.shape[1] :].tolist() for way in ways]
+    for step, (a, b) in enumerate(zip(cached.logits, uncached.logits, strict=True)):
+        apart = difference(a.float(), b.float())
+        if apart > settings.tolerance:
+            return False, f"logits differ by {apart:.1e} standard deviations at new token {step + 1}"
+        if new[0][step] != new[1][step]:
+            return True, f"equal up to a tie at new token {step + 1} of {NEW_TOKENS}, after {prompt.shape[1]} tokens"
+    return True, f"{NEW_TOKENS} greedy tokens after {prompt.shape[1]} are the same with and without the cache"
+
+
+def check_reference(settings: Settings, outputs: Any) -> tuple[bool | None, str]:
+    """The loaded model computes what scaled RoPE computes, and not what the base model does."""
+    model = reference_model(settings)
+    base = settings.outputs(model, settings.short)
+    hooks = scale_by_hand(model, settings.factors)
+    effect = difference(base, settings.outputs(model, settings.short))
+    error = difference(outputs, settings.outputs(model, settings.prompt))
+    what = f"{error:.1e} from a hand-written reference on {settings.prompt.shape[1]} tokens"
+    if error > settings.tolerance:
+        for hook in hooks:
+            hook.remove()
+        ignored = difference(outputs, settings.outputs(model, settings.prompt)) <= settings.tolerance
+        return False, f"{what}, at most {settings.tolerance:g} allowed" + ("; the factors are ignored" * ignored)
+    if all(factor == 1.0 for factor in settings.factors):
+        return True, f"{what}; all factors are 1"
+    if effect <= 10 * error:
+        return False, f"{what}, but the base model is no further away ({effect:.1e}): the factors change nothing"
+    return True, f"{what}, {effect:.1e} from the base model on {settings.short.shape[1]} (in standard deviations)"
+
+
+def check_bare_model(settings: Settings, hidden: Any) -> tuple[bool | None, str]:
+    """AutoModel gives the same hidden states as the model with its head."""
+    model, _ = settings.load("AutoModel")
+    same = difference(settings.outputs(model, settings.short), hidden) <= settings.tolerance
+    return same, f"AutoModel gives {type(model).__name__}" + ("" if same else ", but other hidden states")
+
+
+def check_tokenizer(settings: Settings) -> tuple[bool | None, str]:
+    """AutoTokenizer finds, for the new model_type, the tokenizer that it finds for the base's."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    if not any(Path(settings.directory).glob("tokenizer*")) and not any(Path(settings.directory).glob("vocab*")):
+        return None, "no tokenizer files in the directory"
+    tokenizer = AutoTokenizer.from_pretrained(settings.directory, trust_remote_code=True)
+    base_config = AutoConfig.for_model(settings.config["model_type"].removeprefix("lpes_"))
+    base = AutoTokenizer.from_pretrained(settings.directory, config=base_config, trust_remote_code=True)
+    ids = tokenizer(TOKENIZER_SAMPLE)["input_ids"]
+    if ids != base(TOKENIZER_SAMPLE)["input_ids"]:
+        return False, f"{type(tokenizer).__name__} gives other tokens than the base model's {type(base).__name__}"
+    return True, f"{type(tokenizer).__name__} gives the base model's tokens"
+
+
+def save_copy(settings: Settings, model: Any, copy: Path) -> str | None:
+    """save_pretrained into `copy`. Returns why not, when there is no room."""
+    from transformers import GenerationConfig
+
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = shutil.disk_usage(copy.parent).free
+    if free < needed * 1.05:
+        return (
+            f"no room for a copy: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free in {copy.parent} (set TMPDIR)"
+        )
+    # Some bases ship a generation_config.json that save_pretrained refuses (Vicuna's). It is carried
+    # over as it is, and its flaws are no fault of the bake.
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(copy)
+    return None
+
+
+def check_directory(settings: Settings, scratch: Path) -> None:
+    """All checks on the directory itself; leaves a saved copy and its expected outputs in `scratch`."""
+    import torch
+
+    loaded: list[Any] = []
+
+    def load() -> tuple[bool, str]:
+        model, info = settings.load(settings.auto_class)
+        loaded.append(model)
+        missing = sorted(info["missing_keys"])
+        # Old Llama checkpoints store this buffer; transformers recomputes it.
+        unexpected = sorted(key for key in info["unexpected_keys"] if not key.endswith("rotary_emb.inv_freq"))
+        if type(model).__name__ != settings.architecture:
+            return False, f"config.json promises {settings.architecture}, got {type(model).__name__}"
+        if list(getattr(model.config, "layer_rope_scaling", None) or []) != settings.factors:
+            return False, f"config.layer_rope_scaling is lost in loading: {model.config.layer_rope_scaling!r}"
+        if missing or unexpected:
+            return False, f"weights do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}"
+        if any(name.partition(".")[0] == "lpes_bake" for name in sys.modules):
+            return False, "loading imported lpes_bake"
+        return True, f"{settings.auto_class} gives {settings.architecture} where lpes_bake cannot be imported"
+
+    if not attempt("loads", load):
+        return
+    model = loaded.pop()
+    say(doing="outputs of the loaded model")
+    outputs = settings.outputs(model, settings.prompt)
+    hidden = settings.outputs(model.base_model, settings.short)
+    attempt("generation", lambda: check_cached_generation(settings, model))
+    say(doing="save")
+    try:
+        no_room = save_copy(settings, model, scratch / "copy")
+        if no_room:
+            result("save and reload", None, no_room)
+        else:
+            torch.save(settings.outputs(model, settings.short), scratch / "outputs.pt")
+    except Exception as error:
+        traceback.print_exc()
+        result("save and reload", False, f"save_pretrained: {type(error).__name__}: {str(error).splitlines()[0]}")
+    # One model in memory at a time: these may be large.
+    del model
+    gc.collect()
+    attempt("reference", lambda: check_reference(settings, outputs))
+    gc.collect()
+    attempt("bare model", lambda: check_bare_model(settings, hidden))
+    attempt("tokenizer", lambda: check_tokenizer(settings))
+
+
+def check_copy(settings: Settings, scratch: Path) -> None:
+    """The saved copy, in a process of its own: same outputs, and nothing lost from its config."""
+    import torch
+
+    def reload() -> tuple[bool, str]:
+        saved = json.loads((scratch / "copy" / "config.json").read_text(encoding="utf-8"))
+        if saved.get("layer_rope_scaling") != settings.factors:
+            return False, f"the saved config.json has layer_rope_scaling {saved.get('layer_rope_scaling')!r}"
+        auto_map = saved.get("auto_map") or {}
+        if any("--" in str(target) for target in auto_map.values()):
+            return False, f"the saved auto_map points to another repository: {auto_map}"
+        lost = [key for key in settings.config["auto_map"] if key not in auto_map]
+        if lost:
+            return False, f"the saved auto_map lost {', '.join(lost)}"
+        model, _ = settings.load(settings.auto_class, str(scratch / "copy"))
+        expected = torch.load(scratch / "outputs.pt", weights_only=True)
+        apart = difference(settings.outputs(model, settings.short), expected)
+        return apart <= settings.tolerance, f"a copy from save_pretrained gives outputs {apart:.1e} from the original's"
+
+    attempt("save and reload", reload)
+
+
+def main() -> None:
+    """Parse what `verify` asks for and run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["directory", "copy"])
+    parser.add_argument("directory")
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--prompt-tokens", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = Settings(arguments.directory, arguments.device, arguments.dtype, arguments.prompt_tokens)
+    {"directory": check_directory, "copy": check_copy}[arguments.part](settings, arguments.scratch)
+
+
+if __name__ == "__main__":
+    main()
