@@ -1,10 +1,83 @@
-"""`lpes-bake export`."""
+"""`lpes-bake export`, also called `lpes-bake bake`."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import click
 
 
 @click.command("export")
-def command() -> None:
-    """To be written."""
+@click.argument("model")
+@click.argument("factors", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--revision", help="Branch, tag or commit of MODEL on the Hub.  [default: its main branch]")
+@click.option(
+    "--weights",
+    type=click.Choice(["copy", "hardlink", "symlink"]),
+    default="copy",
+    show_default=True,
+    help="How the weights get there. copy costs no space either where the file system can clone files (btrfs, XFS). "
+    "hardlink and symlink cost none anywhere, but are not the default: a later in-place save would change the base "
+    "model too, and symlinks break when it moves.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace what is at OUT, whole.")
+@click.option(
+    "--base-model",
+    metavar="ORG/NAME",
+    help="MODEL's name on the Hub, for the model card, where MODEL is a local directory.  [default: the directory's name]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def command(
+    model: str,
+    factors: Path,
+    out: Path,
+    revision: str | None,
+    weights: str,
+    overwrite: bool,
+    base_model: str | None,
+    as_json: bool,
+) -> None:
+    """Write MODEL with FACTORS to the directory OUT, as a checkpoint that anyone can load.
+
+    MODEL is a local directory or a name on the Hub. FACTORS is factors.json, the directory of a search
+    or of another baked checkpoint, or a bare list of numbers (JSON, or one a line).
+
+    OUT gets MODEL's own files byte for byte, config.json with the factors, the Python files that apply
+    them, and a model card. It appears at the end, whole; a bake that fails leaves nothing behind.
+    """
+    from rich.console import Console
+
+    from lpes_bake.export import bake
+    from lpes_bake.factors import load_factors
+    from lpes_bake.source import open_source
+
+    found = load_factors(factors)
+    with Console(stderr=True).status("") as status:
+        status.update(f"reading {model}")
+        source = open_source(model, revision=revision)
+        result = bake(
+            source,
+            found,
+            out,
+            weights=weights,  # type: ignore[arg-type]
+            overwrite=overwrite,
+            base_model=base_model,
+            notify=lambda name: status.update(f"copying {name}"),
+        )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    ways = sorted(set(result.files.values()))
+    counts = ", ".join(f"{sum(way == how for how in result.files.values())} {way}" for way in ways)
+    click.echo(f"{result.out}: {len(result.files)} files ({counts}), {result.bytes / 1e9:.3g} GB")
+    for name, reason in result.left_out.items():
+        click.echo(f"left out {name}: {reason}")
+    if "/" not in result.base_model:
+        click.echo(f"the model card calls the base model {result.base_model}; --base-model ORG/NAME gives its Hub name")
+    click.echo(
+        f"\nfrom transformers import {result.auto_class}, AutoTokenizer\n"
+        f'model = {result.auto_class}.from_pretrained("{out}", trust_remote_code=True)\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{out}")'
+    )

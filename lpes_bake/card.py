@@ -1,0 +1,137 @@
+"""The model card of a baked checkpoint: README.md with metadata that the Hub accepts. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lpes_bake import __version__
+from lpes_bake.factors import Factors
+from lpes_bake.source import Source
+
+# What a base model's card says that holds for the bake too.
+CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")
+# Class name's end → the auto class that loads it, the Hub's task.
+HEADS = {
+    "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
+    "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
+    "Model": ("AutoModel", "feature-extraction"),
+}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def model_card(source: Source, factors: Factors, *, base_model: str, title: str) -> str:
+    """README.md for `source` baked with `factors`. title: the checkpoint's name."""
+    import jinja2
+
+    template = importlib.resources.files("lpes_bake.templates").joinpath("README.md.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    base = factors.base or {}
+    return environment.from_string(template).render(
+        metadata=card_metadata(source, base_model),
+        title=title,
+        base_model=base_model,
+        # A link only where there is surely something to link to.
+        on_hub=source.revision is not None,
+        revision=source.revision,
+        found_on=base.get("name") if base.get("name") != source.name else None,
+        auto_class=auto_class(source.architecture),
+        generates=source.architecture.endswith("ForCausalLM"),
+        base_class=source.architecture,
+        files=source.family.files,
+        factors=factors.layer_rope_scaling,
+        sparkline=sparkline(factors.layer_rope_scaling),
+        rows=[factors.layer_rope_scaling[i : i + 8] for i in range(0, len(factors.layer_rope_scaling), 8)],
+        scores=list(leaves(factors.scores or {})),
+        curve=json.dumps(factors.curve) if factors.curve else None,
+        search=json.dumps(factors.search) if factors.search else None,
+        date=factors.date,
+        version=factors.tool_version or __version__,
+    )
+
+
+def card_metadata(source: Source, base_model: str) -> str:
+    """The card's YAML block."""
+    from huggingface_hub import ModelCardData
+
+    # The Hub knows adapter, merge, quantized and finetune, and takes any other change for the last.
+    relation = {"base_model": base_model, "base_model_relation": "finetune"} if is_hub_name(base_model) else {}
+    facts = {
+        **relation,
+        "library_name": "transformers",
+        "pipeline_tag": task(source.architecture),
+        **base_metadata(source),
+        "tags": ["lpes", "rope-scaling", "long-context", "custom_code", "arxiv:2606.27705"],
+    }
+    return str(ModelCardData(**facts).to_yaml())
+
+
+def base_metadata(source: Source) -> dict[str, Any]:
+    """License, language and task of the base model's own card, where it has a readable one."""
+    from huggingface_hub import ModelCard
+
+    try:
+        card = ModelCard((source.path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
+        found: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    except Exception:  # no card, or one that YAML's parser or the Hub's classes of metadata object to
+        return {}
+    return {key: found[key] for key in CARRIED if is_text(found.get(key))}
+
+
+def is_text(value: Any) -> bool:
+    """Whether metadata is text, or a list of texts: YAML takes the language `no` for False."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(item, str) and item for item in values)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether the Hub would take `name` for that of a model: not every directory's name will do."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def auto_class(architecture: str) -> str:
+    """The transformers class that loads an architecture by name of its directory."""
+    return next(name for end, (name, _) in HEADS.items() if architecture.endswith(end))
+
+
+def task(architecture: str) -> str:
+    """The Hub's pipeline_tag of an architecture."""
+    return next(tag for end, (_, tag) in HEADS.items() if architecture.endswith(end))
+
+
+def sparkline(factors: Sequence[float]) -> str:
+    """One bar a layer, from the smallest factor to the largest; all in the middle when they are equal."""
+    low, high = min(factors), max(factors)
+    if low == high:
+        return BARS[len(BARS) // 2] * len(factors)
+    return "".join(BARS[round((factor - low) / (high - low) * (len(BARS) - 1))] for factor in factors)
+
+
+def leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The numbers in the scores as rows of a table: what, how much."""
+    for key, value in scores.items():
+        name = f"{prefix} {str(key).replace('_', ' ')}".strip()
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{name}:" if not prefix else f"{name},")
+        elif isinstance(value, (list, tuple)):
+            yield name, " ".join(short(item) for item in value)
+        else:
+            yield name, short(value)
+
+
+def short(value: Any) -> str:
+    """A value for the eye: numbers to four digits, whole ones in full."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+    return str(value).replace("|", "\\|")

@@ -1,0 +1,273 @@
+"""Baking: writing a checkpoint that loads anywhere, from a base model and its factors. Imports no torch.
+
+No tensor is read. Weights are cloned as files, config.json gets the factors and the names of the
+classes that apply them, and everything else that makes up the source is carried over byte for byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.resources
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lpes_bake.card import auto_class, is_hub_name, model_card
+from lpes_bake.factors import Factors, base_facts, check_factors
+from lpes_bake.search.errors import InputError
+from lpes_bake.source import INDEX_FILE, SINGLE_FILE, WEIGHT_SUFFIXES, Source, read_json, weight_files
+
+Weights = Literal["copy", "hardlink", "symlink"]
+
+# Linux: _IOW(0x94, 9, int). The new file shares its blocks with the old one until one of them changes.
+FICLONE = 0x40049409
+# Room for config.json, the card and what the file system needs besides.
+SPARE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Baked:
+    """What a bake did.
+
+    files: name → how it came to be (written, copied, cloned, hardlinked, symlinked). left_out: files
+    of the source that do not belong into a baked checkpoint → why.
+    """
+
+    out: Path
+    base_model: str
+    revision: str | None
+    auto_class: str
+    files: dict[str, str]
+    left_out: dict[str, str]
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+def bake(
+    source: Source,
+    factors: Factors,
+    out: Path,
+    *,
+    weights: Weights = "copy",
+    overwrite: bool = False,
+    base_model: str | None = None,
+    notify: Callable[[str], None] = lambda name: None,
+) -> Baked:
+    """Write `source` with `factors` to the directory `out`, whole or not at all.
+
+    weights: "copy" clones where the file system can. overwrite: replace what is at `out`. base_model:
+    the Hub name for the card, when the source's own name is not it. notify: told each file's name
+    before it is copied. Raises InputError before anything is written, and for a disk that fills up.
+    """
+    check_factors(factors, source)
+    if base_model is not None and not is_hub_name(base_model):
+        raise InputError(f"{base_model!r} is not a valid name on the Hub: the model card needs one like org/name")
+    out = Path(out).expanduser()
+    check_place(source.path, out, overwrite)
+    used = weight_files(source.path)
+    carried, left_out = survey(source, used)
+    base_model = base_model or source.name
+    record = replace(factors, base=factors.base or base_facts(source))
+    texts = {
+        "config.json": json.dumps(baked_config(source, factors), indent=2, ensure_ascii=False) + "\n",
+        "factors.json": record.to_text(),
+        "README.md": model_card(source, record, base_model=base_model, title=out.resolve().name),
+    }
+    target = out.resolve()
+    files: dict[str, str] = {}
+    try:
+        with replacing(target) as scratch:
+            check_space(source.path, carried, used, weights, scratch)
+            for name in carried:
+                notify(name)
+                linked = weights if source.path / name in used else "copy"
+                files[name] = transfer(source.path / name, scratch / name, linked)
+            shipped = importlib.resources.files("lpes_bake.modeling")
+            for name in source.family.files:
+                (scratch / name).write_bytes((shipped / name).read_bytes())
+                files[name] = "written"
+            for name, text in texts.items():
+                (scratch / name).write_text(text, encoding="utf-8")
+                files[name] = "written"
+            size = sum((scratch / name).stat().st_size for name in files)
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        raise InputError(
+            f"{out} could not be written, and nothing was left behind: {error.strerror or error}{place}"
+        ) from error
+    loader = auto_class(source.architecture)
+    return Baked(target, base_model, source.revision, loader, dict(sorted(files.items())), left_out, size)
+
+
+def baked_config(source: Source, factors: Factors) -> dict[str, Any]:
+    """config.json of the bake: the source's, RoPE settings and all, but for what makes it load with the factors."""
+    return {
+        **source.config,
+        "model_type": source.family.model_type,
+        "architectures": [source.family.architectures[source.architecture]],
+        "auto_map": source.family.auto_map,
+        "layer_rope_scaling": list(factors.layer_rope_scaling),
+    }
+
+
+def check_place(base: Path, out: Path, overwrite: bool) -> None:
+    """InputError when `out` is no place for a bake."""
+    target, base = out.resolve(), base.resolve()
+    if target == base or base in target.parents:
+        raise InputError(f"{out} lies in the source directory {base}: choose a place outside it")
+    if target in base.parents:
+        raise InputError(f"{out} holds the source directory {base}: choose another place")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise InputError(f"{out} is a file: give a directory to write to")
+    if not any(target.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"{out} exists and is not empty: choose another place, or replace it whole with --overwrite")
+    for kept, what in ((Path.cwd(), "the working directory"), (Path.home(), "the home directory")):
+        if target == kept or target in kept.parents:
+            raise InputError(f"{out} holds {what}, which --overwrite would delete: choose another place")
+    if (target / ".git").exists():
+        raise InputError(f"{out} is a git repository, which --overwrite would delete: choose another place")
+
+
+def survey(source: Source, used: list[Path]) -> tuple[list[str], dict[str, str]]:
+    """The names of the files to carry over, and what is left out with the reason.
+
+    All files ride along, in subfolders too, but for: weights that transformers does not load, with the
+    subfolder they lie in (original/, onnx/: the model in another format); Python files, which nothing
+    in a plain checkpoint refers to; hidden folders; and what the bake writes itself.
+    """
+    tokenizer_config = source.path / "tokenizer_config.json"
+    if tokenizer_config.is_file() and read_json(tokenizer_config, source.name).get("auto_map"):
+        raise InputError(f"{source.name} has a tokenizer with code of its own (auto_map), which cannot be baked")
+    own = {"config.json", "factors.json", "README.md", *source.family.files}
+    carried: list[str] = []
+    left_out: dict[str, str] = {}
+    for folder, subfolders, names in os.walk(source.path):
+        here = Path(folder)
+        prefix = "" if here == source.path else f"{here.relative_to(source.path).as_posix()}/"
+        foreign = {n for n in names if Path(n).suffix.lower() in WEIGHT_SUFFIXES and here / n not in used}
+        if foreign and prefix and not any(here in path.parents for path in used):
+            left_out[prefix] = f"the model in another format ({min(foreign)})"
+            subfolders.clear()
+            continue
+        left_out |= {f"{prefix}{n}/": "a link to a directory" for n in subfolders if (here / n).is_symlink()}
+        subfolders[:] = [n for n in subfolders if not n.startswith(".") and n != "__pycache__"]
+        for name in names:
+            full = prefix + name
+            if full in own or name == ".DS_Store":
+                continue
+            if name in foreign:
+                left_out[full] = "weights that transformers does not load"
+            elif name.endswith(".index.json") and (full != INDEX_FILE or used == [source.path / SINGLE_FILE]):
+                left_out[full] = "an index of weights that transformers does not load"
+            elif name.endswith(".py"):
+                left_out[full] = "code that nothing refers to"
+            elif (here / name).is_file():
+                carried.append(full)
+            elif not (here / name).exists():
+                raise InputError(f"{here / name} is a broken link: fetch the model again")
+    return sorted(carried), dict(sorted(left_out.items()))
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A scratch directory beside `target` that takes its place at the end, or vanishes if anything fails.
+
+    What was at `target` comes back if the last step fails.
+    """
+    missing = [parent for parent in target.parents if not parent.exists()]
+    scratch: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        yield scratch
+        # mkdtemp's directories are for their owner's eyes only; a checkpoint is like any other directory.
+        umask = os.umask(0)
+        os.umask(umask)
+        scratch.chmod(0o777 & ~umask)
+        swap(scratch, target)
+    except BaseException:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def swap(scratch: Path, target: Path) -> None:
+    """Put `scratch` where `target` is, and delete what was there only after that has worked."""
+    old = scratch.with_name(f"{scratch.name}.old")
+    if target.exists():
+        target.rename(old)
+    try:
+        scratch.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_space(base: Path, names: list[str], used: list[Path], weights: Weights, scratch: Path) -> None:
+    """InputError when the files to copy do not fit on the disk. Clones and links need no room."""
+    probe = scratch / ".probe"
+    clones = clone(base / "config.json", probe)
+    probe.unlink(missing_ok=True)
+    copied = [] if clones else [base / name for name in names if weights == "copy" or base / name not in used]
+    needed = sum(path.stat().st_size for path in copied) + SPARE_BYTES
+    free = shutil.disk_usage(scratch).free
+    if needed > free:
+        raise InputError(
+            f"{scratch.parent} has {free / 1e9:.2f} GB free, and the bake needs {needed / 1e9:.2f} GB: "
+            "free some, choose another disk, or see --weights"
+        )
+
+
+def transfer(old: Path, new: Path, how: Weights) -> str:
+    """Bring one file over; says how that was done. Links in the source are followed."""
+    new.parent.mkdir(parents=True, exist_ok=True)
+    if how == "symlink":
+        new.symlink_to(old.resolve())
+        return "symlinked"
+    if how == "hardlink":
+        try:
+            new.hardlink_to(old.resolve())
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise InputError(
+                    f"{old} is on another disk, so it cannot be hard-linked: use --weights copy"
+                ) from error
+            raise
+        return "hardlinked"
+    if clone(old, new):
+        return "cloned"
+    shutil.copyfile(old, new)
+    return "copied"
+
+
+def clone(old: Path, new: Path) -> bool:
+    """Make `new` share the blocks of `old` until one of them changes; False where the file system cannot."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with old.open("rb") as source, new.open("wb") as target:
+        try:
+            fcntl.ioctl(target.fileno(), FICLONE, source.fileno())
+        except OSError:
+            return False
+    return True
