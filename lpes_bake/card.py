@@ -36,7 +36,7 @@ def model_card(source: Source, factors: Factors, *, base_model: str, title: str)
         title=title,
         base_model=base_model,
         # A link only where there is surely something to link to.
-        on_hub=source.revision is not None,
+        on_hub="/" in base_model,
         revision=source.revision,
         found_on=base.get("name") if base.get("name") != source.name else None,
         auto_class=auto_class(source.architecture),
@@ -91,7 +91,7 @@ def is_text(value: Any) -> bool:
 def is_hub_name(name: str) -> bool:
     """Whether the Hub would take `name` for that of a model: not every directory's name will do."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)

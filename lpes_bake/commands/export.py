@@ -26,7 +26,7 @@ import click
 @click.option(
     "--base-model",
     metavar="ORG/NAME",
-    help="MODEL's name on the Hub, for the model card, where MODEL is a local directory.  [default: the directory's name]",
+    help="MODEL's name on the Hub, for the model card of a local directory.  [default: its own name]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def command(

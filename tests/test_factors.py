@@ -1,0 +1,151 @@
+"""The factors file: what is written comes back, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lpes_bake.cli import main
+from lpes_bake.factors import Factors, base_facts, check_factors, load_factors
+from lpes_bake.search.errors import InputError
+from lpes_bake.source import open_source
+
+LIST = (0.25, 4.0, 1.0, 2.0)
+
+
+def record(tiny_llama: Path) -> Factors:
+    return Factors(
+        LIST,
+        base=base_facts(open_source(str(tiny_llama))),
+        curve={"control_points": [[0, 1.0], [3, 1.25]]},
+        search={"seed": 7, "generations": 20},
+        scores={"base": {"mean": 0.5, "contexts": 200}, "baked": {"by_position": [0.1] * 50, "worst": float("nan")}},
+        tool_version="0.1.0",
+        date="2026-11-29",
+    )
+
+
+def error(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load_factors(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_saved_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    factors = record(tiny_llama)
+    factors.save(path)
+    found = load_factors(path)
+    # NaN is no JSON: it comes back as null.
+    assert found.scores is not None and found.scores["baked"].pop("worst") is None
+    assert factors.scores is not None and factors.scores["baked"].pop("worst")
+    assert found == factors
+    assert [file.name for file in tmp_path.iterdir()] == ["factors.json"]
+
+
+def test_the_file_has_one_factor_a_line_and_no_long_lines(tiny_llama: Path) -> None:
+    lines = record(tiny_llama).to_text().splitlines()
+    start = lines.index('  "layer_rope_scaling": [')
+    assert [json.loads(line.strip().rstrip(",")) for line in lines[start + 1 : start + 5]] == list(LIST)
+    assert max(map(len, lines)) <= 110
+    assert len(lines) < 40
+
+
+@pytest.mark.parametrize("text", ["[0.25, 4, 1, 2]", "0.25\n4\n\n 1.0 \n2\n", "\ufeff0.25\r\n4\r\n1\r\n2e0\r\n"])
+def test_a_bare_list_is_enough(tmp_path: Path, text: str) -> None:
+    (tmp_path / "list").write_bytes(text.encode())
+    assert load_factors(tmp_path / "list") == Factors(LIST)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, NaN]", "layer 1 has nan"),
+        ("[1, 0]", "layer 1 has 0"),
+        ("[-1]", "layer 0 has -1"),
+        ('["1"]', "layer 0 has '1'"),
+        ("[true]", "layer 0 has True"),
+        ("[[1]]", "layer 0 has [1]"),
+        ("[1e999]", "layer 0 has inf"),
+        ("1\nnan", "layer 1 has nan"),
+        ("1\n-2", "layer 1 has -2"),
+        ("1\none", "line 2: 'one' is not a number"),
+        ("1, 2", "line 1"),
+        ("[]", "must be a list"),
+        ("", "must be a list"),
+        ("null", "layer 0 has None"),
+        ("{", "not valid JSON"),
+        ("[1,", "not valid JSON"),
+        ("{}", "has version None"),
+        ('{"version": 2}', "has version 2"),
+        ('{"version": true}', "has version True"),
+        ('{"version": 1}', "layer_rope_scaling"),
+        ('{"version": 1, "layer_rope_scaling": [1], "factor": 1}', "unknown field 'factor'"),
+        ('{"version": 1, "layer_rope_scaling": [1], "base": []}', "base must be an object"),
+        ('{"version": 1, "layer_rope_scaling": [1], "date": 3}', "date must be a string"),
+        ('{"version": 1, "layer_rope_scaling": [1], "base": {"num_hidden_layers": 2}}', "contradicts itself"),
+        ('{"model_type": "llama"}', "not a baked checkpoint"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "factors.json").write_text(text)
+    assert message in error(tmp_path / "factors.json")
+    assert str(tmp_path / "factors.json") in error(tmp_path / "factors.json")
+
+
+def test_what_cannot_be_a_factors_file_is_refused(tmp_path: Path, tiny_llama: Path) -> None:
+    assert "No such file" in error(tmp_path / "nothing")
+    assert "neither" in error(tmp_path)
+    assert "not a text file" in error(tiny_llama / "model.safetensors")
+    assert "not a baked checkpoint" in error(tiny_llama)
+
+
+def change(facts: dict[str, Any], **changes: Any) -> Factors:
+    return Factors(LIST, base={**facts, **changes})
+
+
+def test_factors_for_another_model_are_refused(tiny_llama: Path, tiny_qwen2: Path) -> None:
+    source = open_source(str(tiny_llama))
+    facts = base_facts(source)
+    check_factors(Factors(LIST), source)
+    check_factors(record(tiny_llama), source)
+    check_factors(change(facts, name="another/finetune", revision="abc"), source)
+    for wrong in (
+        change(facts, model_type="qwen2"),
+        change(facts, architecture="LlamaModel"),
+        change(facts, rope={**facts["rope"], "rope_theta": 1e6}),
+        change(facts, rope={**facts["rope"], "rope_type": "linear", "factor": 2.0}),
+        replace(record(tiny_llama), layer_rope_scaling=LIST[:3]),
+    ):
+        with pytest.raises(InputError):
+            check_factors(wrong, source)
+    with pytest.raises(InputError, match="model_type 'llama'"):
+        check_factors(record(tiny_llama), open_source(str(tiny_qwen2)))
+
+
+def test_show_prints_a_row_and_a_bar_a_layer(tiny_llama: Path, tmp_path: Path) -> None:
+    record(tiny_llama).save(tmp_path / "factors.json")
+    shown = CliRunner().invoke(main, ["show", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert [float(row[1]) for row in rows if row and row[0] in "0123"] == list(LIST)
+    bars = [line.count("█") for line in shown.output.splitlines() if "█" in line]
+    assert bars == [2, 40, 10, 20]
+    assert "contexts 200" in shown.output
+
+
+def test_show_as_json_is_the_file(tiny_llama: Path, tmp_path: Path) -> None:
+    record(tiny_llama).save(tmp_path / "factors.json")
+    shown = CliRunner().invoke(main, ["show", "--json", str(tmp_path / "factors.json")])
+    assert json.loads(shown.output) == json.loads((tmp_path / "factors.json").read_text())
+
+
+def test_show_of_bad_input_exits_with_2(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "nothing")])
+    assert shown.exit_code == 2
