@@ -49,7 +49,7 @@ def random_points(rng: np.random.Generator, count: int, layers: int) -> list[tup
 
 def test_factors_equal_polynomial_roots_for_random_curves() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(400):
+    for _ in range(100):
         layers = int(rng.integers(2, 41))
         points = random_points(rng, int(rng.integers(2, 7)), layers)
         if points[0][0] == points[-1][0]:
@@ -65,9 +65,7 @@ def test_factors_equal_a_dense_sampling_of_the_curve() -> None:
         points = random_points(rng, 4, 30)
         if points[0][0] == points[-1][0]:
             continue
-        x, y = (
-            sum(math.comb(3, k) * t**k * (1 - t) ** (3 - k) * points[k][axis] for k in range(4)) for axis in (0, 1)
-        )
+        x, y = (sum(math.comb(3, k) * t**k * (1 - t) ** (3 - k) * points[k][axis] for k in range(4)) for axis in (0, 1))
         assert decode(points, 30) == pytest.approx(np.interp(np.arange(30), x, y), abs=2e-3)
 
 
