@@ -63,6 +63,11 @@ def result(name: str, passed: bool | None, reason: str) -> None:
     say(name=name, status={True: "pass", False: "fail", None: "skip"}[passed], reason=reason)
 
 
+def one_line(error: Exception) -> str:
+    """What went wrong, without the lines that follow."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def attempt(name: str, check: Callable[[], tuple[bool | None, str]]) -> bool:
     """Run one check; an exception inside it is its failure. True unless it failed."""
     say(doing=name)
@@ -70,8 +75,7 @@ def attempt(name: str, check: Callable[[], tuple[bool | None, str]]) -> bool:
         passed, reason = check()
     except Exception as error:
         traceback.print_exc()
-        lines = str(error).strip().splitlines()
-        passed, reason = False, f"{type(error).__name__}: {lines[0] if lines else ''}"
+        passed, reason = False, one_line(error)
     result(name, passed, reason)
     return passed is not False
 
@@ -252,9 +256,12 @@ def check_tokenizer(settings: Settings) -> tuple[bool | None, str]:
 
     if not any(Path(settings.directory).glob("tokenizer*")) and not any(Path(settings.directory).glob("vocab*")):
         return None, "no tokenizer files in the directory"
-    tokenizer = AutoTokenizer.from_pretrained(settings.directory, trust_remote_code=True)
     base_config = AutoConfig.for_model(settings.config["model_type"].removeprefix("lpes_"))
-    base = AutoTokenizer.from_pretrained(settings.directory, config=base_config, trust_remote_code=True)
+    try:
+        base = AutoTokenizer.from_pretrained(settings.directory, config=base_config, trust_remote_code=True)
+    except Exception as error:
+        return None, f"the base model's own does not load here either: {one_line(error)}"
+    tokenizer = AutoTokenizer.from_pretrained(settings.directory, trust_remote_code=True)
     ids = tokenizer(TOKENIZER_SAMPLE)["input_ids"]
     if ids != base(TOKENIZER_SAMPLE)["input_ids"]:
         return False, f"{type(tokenizer).__name__} gives other tokens than the base model's {type(base).__name__}"
@@ -302,23 +309,22 @@ def check_directory(settings: Settings, scratch: Path) -> None:
 
     if not attempt("loads", load):
         return
-    model = loaded.pop()
     say(doing="outputs of the loaded model")
-    outputs = settings.outputs(model, settings.prompt)
-    hidden = settings.outputs(model.base_model, settings.short)
-    attempt("generation", lambda: check_cached_generation(settings, model))
+    outputs = settings.outputs(loaded[0], settings.prompt)
+    hidden = settings.outputs(loaded[0].base_model, settings.short)
+    attempt("generation", lambda: check_cached_generation(settings, loaded[0]))
     say(doing="save")
     try:
-        no_room = save_copy(settings, model, scratch / "copy")
+        no_room = save_copy(settings, loaded[0], scratch / "copy")
         if no_room:
             result("save and reload", None, no_room)
         else:
-            torch.save(settings.outputs(model, settings.short), scratch / "outputs.pt")
+            torch.save(settings.outputs(loaded[0], settings.short), scratch / "outputs.pt")
     except Exception as error:
         traceback.print_exc()
-        result("save and reload", False, f"save_pretrained: {type(error).__name__}: {str(error).splitlines()[0]}")
+        result("save and reload", False, f"save_pretrained: {one_line(error)}")
     # One model in memory at a time: these may be large.
-    del model
+    loaded.clear()
     gc.collect()
     attempt("reference", lambda: check_reference(settings, outputs))
     gc.collect()

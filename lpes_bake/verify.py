@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from lpes_bake.export import survey
 from lpes_bake.factors import load_factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import FAMILIES, Family
@@ -306,7 +307,7 @@ def validate_card(path: Path) -> str:
         card = ModelCard(path.read_text(encoding="utf-8"))
     except Exception as error:  # whatever YAML's parser, or the Hub's classes of metadata, object to
         raise InputError(f"{path.name}: metadata cannot be read: {' '.join(str(error).split())}") from error
-    data = card.data.to_dict()
+    data: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
     if not data:
         raise InputError(f"{path.name} has no metadata: a block between two lines of --- at its top")
     for key in ("license", "library_name", "pipeline_tag", "base_model_relation"):
@@ -337,28 +338,22 @@ def check_base_config(config: Mapping[str, Any], base: Source) -> str:
 
 def check_base_files(directory: Path, base: Source) -> str:
     """Tokenizer, generation config, licence and all others are the base model's, byte for byte."""
-    compared = 0
-    for path in sorted(base.path.rglob("*")):
-        name = path.relative_to(base.path).as_posix()
-        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json")
-        # The card is ours, config.json has its own line, and factors.json would be an older bake's.
-        replaced = name in ("README.md", "config.json", "factors.json")
-        if is_hidden(name) or weights or replaced or not path.is_file():
-            continue
+    weights = weight_files(base.path)
+    names = [name for name in survey(base, weights)[0] if base.path / name not in weights and name != INDEX_FILE]
+    for name in names:
         if not (directory / name).is_file():
             raise InputError(f"{name} of {base.name} is missing")
-        if not same_file(path, directory / name):
+        if not same_file(base.path / name, directory / name):
             raise InputError(f"{name} differs from {base.name}'s")
-        compared += 1
-    return f"{compared} files of {base.name} carried over byte for byte"
+    return f"{len(names)} files of {base.name} carried over byte for byte"
 
 
 def check_base_weights(directory: Path, base: Source) -> str:
     """Every tensor is the base model's, byte for byte, however they are spread over files."""
     ours, theirs = weight_files(directory), weight_files(base.path)
-    if [path.name for path in ours] == [path.name for path in theirs]:
-        if all(same_file(a, b) for a, b in zip(ours, theirs, strict=True)):
-            return f"{len(ours)} file{'s' * (len(ours) > 1)} equal {base.name}'s, byte for byte"
+    same_names = [path.name for path in ours] == [path.name for path in theirs]
+    if same_names and all(same_file(a, b) for a, b in zip(ours, theirs, strict=True)):
+        return f"{len(ours)} file{'s' * (len(ours) > 1)} equal {base.name}'s, byte for byte"
     found, wanted = (all_places(paths) for paths in (ours, theirs))
     if set(found) != set(wanted):
         missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))

@@ -41,11 +41,9 @@ def live_options(function: Any) -> Any:
 @click.command("verify")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--base", metavar="MODEL", help="The base model, directory or Hub name: compare weights and files with it."
+    "--base", metavar="MODEL", help="The base model (directory or Hub name): compare weights and files with it."
 )
-@click.option(
-    "--static", is_flag=True, help="Only read files: seconds instead of minutes, no torch, nothing of DIR run."
-)
+@click.option("--static", is_flag=True, help="Only read files: takes seconds, needs no torch, runs nothing of DIR.")
 @live_options
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
