@@ -76,16 +76,23 @@ def cos_sin(position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float, dt
     """The rotary tables for positions (batch, tokens): each (..., batch, tokens, head_dim).
 
     inv_freq is (head_dim / 2) for one layer or (layers, 1, 1, head_dim / 2) for all. Angles are
-    computed in float32 and in the base model's order of operations, so that a factor of 1 gives its
-    very bits.
+    computed in float32, as the base model's are, so that a factor of 1 gives its very bits.
     """
     angles = position_ids[..., None].float() * inv_freq
-    angles = torch.cat((angles, angles), dim=-1)
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    cos, sin = ((table * scale).to(dtype) for table in (angles.cos(), angles.sin()))
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
 class LayerScaledRotaryEmbedding(nn.Module):
     """Stands before the family's rotary embedding in the list of bases and divides its frequencies."""
+
+    # The family's class brings these
+    config: Any
+    rope_type: str
+    attention_scaling: float
+    inv_freq: torch.Tensor
+    # and this one is new: (layers,), float32
+    layer_rope_scaling: torch.Tensor
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -133,6 +140,8 @@ def layer_tables(shared: tuple[Any, ...], layer: int, dtype: torch.dtype) -> Tab
 class LayerScaledDecoderLayer(nn.Module):
     """Stands before the family's decoder layer in the list of bases and hands it its own (cos, sin)."""
 
+    self_attn: Any
+
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if "position_embeddings" not in kwargs:
             # Gradient checkpointing before transformers 4.53 passes all by position, and these last.
@@ -150,4 +159,4 @@ class LayerScaledModel(nn.Module):
         super()._init_weights(module)
         if isinstance(module, LayerScaledRotaryEmbedding):
             # Loading may build the model on the meta device and ask here for what no file holds.
-            module.set_layer_rope_scaling(module.config.layer_rope_scaling)
+            module.set_layer_rope_scaling(list(module.config.layer_rope_scaling))
