@@ -129,7 +129,7 @@ def whole_model(model_dir: Path, lengths: list[int], repeats: int, compiled: boo
 
             runs[label] = run if label == "base" else with_design(label, run)
             if not compiled:
-                with CountKernels() as counter:
+                with CountKernels() as counter:  # type: ignore[no-untyped-call]
                     runs[label]()
                 kernels[label] = counter.kernels
         times = medians(runs, repeats if length < 2048 else max(3, repeats // 3))

@@ -186,7 +186,7 @@ def decode_compiled(model: Any, ids: torch.Tensor, steps: int) -> tuple[torch.Te
         return graph.forward
 
     torch.compiler.reset()
-    compiled = torch.compile(model.forward, fullgraph=True, backend=count, dynamic=False)
+    compiled: Any = torch.compile(model.forward, fullgraph=True, backend=count, dynamic=False)
     cache = StaticCache(config=model.config, max_batch_size=1, max_cache_len=64, device="cpu", dtype=torch.float32)
     # Renamed in transformers 5.24.
     argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -1,0 +1,44 @@
+"""From a base model to a debiased checkpoint and its proof, by the commands a user would type.
+
+    python examples/demo.py MODEL_DIR RUN_DIR
+
+`make demo` runs this on SmolLM2-135M-Instruct. Everything is sized for two CPU cores.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+# 16 pairs of 8 hex digits: SmolLM2 finds the first one often and the others seldom.
+TASK = ["--pairs", "16", "--key-width", "8"]
+SEARCH = ["--contexts", "10", "--population", "8", "--generations", "4", "--held-out", "32", "--seed", "0"]
+EVALUATION = ["--contexts", "60", "--positions", "0,4,8,12,15", "--seed", "1000"]
+
+
+def lpes_bake(*arguments: str) -> None:
+    """Show a command, then run it."""
+    print(f"\n$ lpes-bake {' '.join(arguments)}", flush=True)
+    subprocess.run([sys.executable, "-m", "lpes_bake", *arguments], check=True)
+
+
+def main() -> None:
+    """Search, show, bake, verify, evaluate."""
+    model, run = sys.argv[1], Path(sys.argv[2])
+    baked = run / f"{Path(model).name}-lpes"
+    plot = run / "base-and-baked.png"
+    resume = ["--resume"] if (run / "search" / "journal.jsonl").exists() else []
+    lpes_bake("search", model, "--out", str(run / "search"), *TASK, *SEARCH, *resume)
+    lpes_bake("show", str(run / "search"))
+    lpes_bake("export", model, str(run / "search" / "factors.json"), str(baked), "--overwrite")
+    lpes_bake("verify", str(baked), "--base", model)
+    lpes_bake("eval", model, str(baked), *TASK, *EVALUATION, "--plot", str(plot))
+    print(f"\nThe picture: {plot}\n\nTo load the debiased model anywhere, without lpes-bake:\n")
+    print("from transformers import AutoModelForCausalLM, AutoTokenizer")
+    print(f'model = AutoModelForCausalLM.from_pretrained("{baked}", trust_remote_code=True)')
+    print(f'tokenizer = AutoTokenizer.from_pretrained("{baked}", trust_remote_code=True)')
+
+
+if __name__ == "__main__":
+    main()
