@@ -31,6 +31,7 @@ def model_card(source: Source, factors: Factors, *, base_model: str, title: str)
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     base = factors.base or {}
+    search = dict(factors.search or {})
     return environment.from_string(template).render(
         metadata=card_metadata(source, base_model),
         title=title,
@@ -46,11 +47,13 @@ def model_card(source: Source, factors: Factors, *, base_model: str, title: str)
         factors=factors.layer_rope_scaling,
         sparkline=sparkline(factors.layer_rope_scaling),
         rows=[factors.layer_rope_scaling[i : i + 8] for i in range(0, len(factors.layer_rope_scaling), 8)],
-        scores=list(leaves(factors.scores or {})),
+        scores=search_scores(factors.scores or {}),
+        other_scores=list(leaves(factors.scores or {})),
+        verdict=search.pop("verdict", None),
         curve=json.dumps(factors.curve) if factors.curve else None,
-        search=json.dumps(factors.search) if factors.search else None,
+        search=json.dumps(search) if search else None,
         date=factors.date,
-        version=factors.tool_version or __version__,
+        version=__version__,
     )
 
 
@@ -116,6 +119,44 @@ def sparkline(factors: Sequence[float]) -> str:
     if low == high:
         return BARS[len(BARS) // 2] * len(factors)
     return "".join(BARS[round((factor - low) / (high - low) * (len(BARS) - 1))] for factor in factors)
+
+
+def search_scores(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The scores that a search leaves, in words and tables; None for scores of any other shape."""
+    try:
+        short = scores.get("short_text")
+        tables = []
+        for kind, title in (("accuracy", "Exact match"), ("logprob", "Mean log-probability of the answer's tokens")):
+            rows = []
+            for who, name in (("base", "base model"), ("lpes", "this model")):
+                if who in scores:
+                    found = scores[who][kind]
+                    values = [*found["by_position"], found["mean"], found["minimum"]]
+                    rows.append([name, *(decimals(value) for value in values)])
+            if "difference" in scores:
+                gain = scores["difference"][kind]
+                rows.append(["difference", *(interval(value) for value in [*gain["by_position"], gain["mean"]]), ""])
+            tables.append((title, [f"place {place}" for place in scores["positions"]], rows))
+        return {
+            "last_place": scores["pairs"] - 1,
+            **{name: scores[name] for name in ("pairs", "contexts", "seed")},
+            "tables": tables,
+            "short_text": short and {who: f"{short[who]:.3f}" for who in ("base", "lpes")},
+            "paragraphs": short and short["paragraphs"],
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def decimals(value: float | None) -> str:
+    """A score with two decimals; a dash for one that is not known."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def interval(value: Sequence[float]) -> str:
+    """A difference and its interval."""
+    middle, low, high = value
+    return f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

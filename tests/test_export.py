@@ -143,7 +143,7 @@ def test_a_stranger_loads_what_the_search_scored(tiny_llama: Path, tmp_path: Pat
 model, out = logits("Qwen2.5-7B-lpes/")
 same = AutoModel.from_pretrained("Qwen2.5-7B-lpes", trust_remote_code=True)
 config = AutoConfig.from_pretrained("Qwen2.5-7B-lpes", trust_remote_code=True)
-AutoTokenizer.from_pretrained("Qwen2.5-7B-lpes")
+AutoTokenizer.from_pretrained("Qwen2.5-7B-lpes", trust_remote_code=True)
 base = transformers.LlamaForCausalLM.from_pretrained("Qwen2.5-7B-lpes")(torch.arange(3, 203).remainder(200)[None])
 torch.save((out, base.logits.detach()), "logits.pt")
 print(json.dumps([type(model).__name__, type(same).__name__, config.layer_rope_scaling, config.model_type]))

@@ -79,5 +79,5 @@ def command(
     click.echo(
         f"\nfrom transformers import {result.auto_class}, AutoTokenizer\n"
         f'model = {result.auto_class}.from_pretrained("{out}", trust_remote_code=True)\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{out}")'
+        f'tokenizer = AutoTokenizer.from_pretrained("{out}", trust_remote_code=True)'
     )
