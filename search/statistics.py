@@ -1,0 +1,56 @@
+"""Intervals for what was measured on a sample of contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RESAMPLES = 10_000
+Interval = tuple[float, float, float]
+
+
+def mean_interval(values: ArrayLike, seed: int = 0, level: float = 0.95) -> Interval:
+    """(mean, low, high): percentile bootstrap (Efron 1979) over contexts.
+
+    values: (contexts,), one number for each context. A context is the sampling unit, so several
+    questions about one context must be averaged first. One context, or NaN among the values, gives
+    NaN bounds: nothing is known about the spread.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not sample.size:
+        raise ValueError(f"values must be one number for each context; got shape {sample.shape}")
+    mean = float(sample.mean())
+    if sample.size == 1 or not np.isfinite(sample).all():
+        return mean, float("nan"), float("nan")
+    low, high = np.quantile(_resampled_means(sample, seed), [(1 - level) / 2, (1 + level) / 2])
+    return mean, float(low), float(high)
+
+
+def paired_interval(a: ArrayLike, b: ArrayLike, seed: int = 0, level: float = 0.95) -> Interval:
+    """(mean, low, high) of a - b, both (contexts,) and measured on the same contexts in the same order."""
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape:
+        raise ValueError(f"paired samples must be of one shape; got {first.shape} and {second.shape}")
+    return mean_interval(first - second, seed, level)
+
+
+def _resampled_means(sample: NDArray[np.float64], seed: int) -> NDArray[Any]:
+    """Means of RESAMPLES samples drawn with replacement: how often each context is drawn is multinomial."""
+    size = sample.size
+    rng = np.random.default_rng(seed)
+    # In blocks, so that thousands of contexts need little memory.
+    block = max(1, 4_000_000 // size)
+    weights = np.full(size, 1 / size)
+    means = [
+        rng.multinomial(size, weights, min(block, RESAMPLES - start)) @ sample / size
+        for start in range(0, RESAMPLES, block)
+    ]
+    return np.concatenate(means)
+
+
+def spread(values: ArrayLike) -> float:
+    """Largest minus smallest: 0 for a model that does not care where the evidence stands."""
+    by_position = np.asarray(values, dtype=np.float64)
+    return float(by_position.max() - by_position.min())
