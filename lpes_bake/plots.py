@@ -25,6 +25,8 @@ def curve_plot(
     title: str = "Layer-specific RoPE scaling",
 ) -> None:
     """Factor by layer as a PNG. control_points: (layer, factor) of the curve that the factors came from."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = _axes(1)
     axis = axes[0]
     axis.axhline(1.0, color="#999999", linewidth=1, linestyle="--", label="base model", zorder=1)
@@ -35,7 +37,7 @@ def curve_plot(
             xs, ys, color=COLOURS[2], marker="s", markersize=7, linestyle=":", fillstyle="none", label="control points"
         )
     axis.set(xlabel="layer", ylabel="factor", title=title)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False)
     _save(figure, path)
 
