@@ -77,7 +77,8 @@ def bake(
     used = weight_files(source.path)
     carried, left_out = survey(source, used)
     base_model = base_model or source.name
-    record = replace(factors, base=factors.base or base_facts(source))
+    known = factors.base if factors.base and factors.base.get("name") else base_facts(source)
+    record = replace(factors, base=known)
     texts = {
         "config.json": json.dumps(baked_config(source, factors), indent=2, ensure_ascii=False) + "\n",
         "factors.json": record.to_text(),
