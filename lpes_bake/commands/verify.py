@@ -27,11 +27,6 @@ def live_options(function: Any) -> Any:
             show_default=True,
             help="Precision to compute in. The 16-bit ones need half the memory and find coarse errors only.",
         ),
-        click.option(
-            "--trust-remote-code",
-            is_flag=True,
-            help="Run DIR's Python files although they are not the ones that lpes-bake ships.",
-        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -45,6 +40,11 @@ def live_options(function: Any) -> Any:
 )
 @click.option("--static", is_flag=True, help="Only read files: takes seconds, needs no torch, runs nothing of DIR.")
 @live_options
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run DIR's Python files although they are not the ones that lpes-bake ships.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
     directory: Path,

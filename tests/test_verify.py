@@ -1,0 +1,283 @@
+"""verify passes what export writes, and catches each way in which an edited directory goes wrong silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpes_bake.export import bake
+from lpes_bake.factors import Factors
+from lpes_bake.search.errors import InputError
+from lpes_bake.source import open_source
+from lpes_bake.verify import LiveSettings, Report, verify
+from tests.conftest import write_tiny
+
+FACTORS = (0.25, 4.0, 1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def baked(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bake(open_source(str(tiny_llama)), Factors(FACTORS), tmp_path_factory.mktemp("baked") / "llama-lpes").out
+
+
+@pytest.fixture
+def edited(baked: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(baked, tmp_path / "edited"))
+
+
+@pytest.fixture(scope="module")
+def sharded_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tied embeddings, several shards, a RoPE type with parameters, and a dot in the name."""
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path_factory.mktemp("base") / "Qwen2.5-tiny"
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    write_tiny(base, "qwen2", tie_word_embeddings=True, rope_scaling=yarn, rope_theta=1e6)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, max_shard_size="500KB")
+    assert len(list(base.glob("model-*.safetensors"))) > 2
+    return base
+
+
+def change_config(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {check.name: check.reason for check in report.checks if check.status == "fail"}
+
+
+def run_cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lpes_bake", "verify", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+
+
+def test_what_export_writes_passes_every_check(sharded_base: Path, tmp_path: Path) -> None:
+    out = bake(open_source(str(sharded_base)), Factors((0.9, 1.2, 1.0, 0.8)), tmp_path / "Qwen2.5-tiny-lpes").out
+    done = run_cli(str(out), "--base", str(sharded_base), "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert report["ok"]
+    statuses = {check["name"]: check["status"] for check in report["checks"]}
+    assert set(statuses.values()) == {"pass"}
+    assert {"loads", "generation", "reference", "bare model", "tokenizer", "save and reload"} < set(statuses)
+    reference = next(check["reason"] for check in report["checks"] if check["name"] == "reference")
+    assert "on 3072 tokens" in reference
+
+
+def test_static_checks_import_no_torch_and_pass(baked: Path, tiny_llama: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from lpes_bake.source import open_source; from lpes_bake.verify import "
+        f"verify; report = verify(Path({str(baked)!r}), open_source({str(tiny_llama)!r}), live=None); "
+        "assert report.ok, report.checks; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "reason"),
+    [
+        ("architectures", lambda c: c.update(architectures=["LlamaForCausalLM"]), "vLLM would take the base model"),
+        ("architectures", lambda c: c.pop("architectures"), "None"),
+        ("model type", lambda c: c.update(model_type="llama"), "ignore the factors"),
+        ("auto_map", lambda c: c["auto_map"].pop("AutoModel"), "lacks AutoModel"),
+        ("auto_map", lambda c: c["auto_map"].pop("AutoConfig"), "lacks AutoConfig"),
+        ("auto_map", lambda c: c.pop("auto_map"), "None"),
+        (
+            "auto_map",
+            lambda c: c["auto_map"].update(AutoModel=f"eve/x--{c['auto_map']['AutoModel']}"),
+            "another repository",
+        ),
+        ("auto_map", lambda c: c["auto_map"].update(AutoModel="other.LpesLlamaModel"), "other.LpesLlamaModel"),
+        ("factors", lambda c: c.pop("layer_rope_scaling"), "None"),
+        ("factors", lambda c: c["layer_rope_scaling"].pop(), "3 factors for a model of 4 layers"),
+        ("factors", lambda c: c["layer_rope_scaling"].__setitem__(1, 0.0), "layer 1"),
+        ("factors", lambda c: c["layer_rope_scaling"].__setitem__(2, 1.05), "not what factors.json says"),
+    ],
+)
+def test_silent_config_edits_are_caught(
+    edited: Path, check: str, change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    change_config(edited, change)
+    report = verify(edited, live=LiveSettings())
+    assert reason in failed(report)[check]
+    assert report.checks[-1].status == "skip", "a directory known to be wrong must not be run"
+
+
+@pytest.mark.parametrize("with_base", [True, False])
+def test_a_changed_rope_theta_is_caught(edited: Path, tiny_llama: Path, with_base: bool) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config.get("rope_parameters", config)["rope_theta"] = 500000.0
+
+    change_config(edited, change)
+    report = verify(edited, open_source(str(tiny_llama)) if with_base else None, live=None)
+    assert "rope_theta is 500000.0 and not 10000.0" in failed(report)["rope settings"]
+
+
+def test_a_missing_rope_theta_is_caught(edited: Path) -> None:
+    change_config(edited, lambda config: [config.pop(key, None) for key in ("rope_parameters", "rope_theta")])
+    assert "no rope_theta" in failed(verify(edited, live=None))["rope settings"]
+
+
+def test_other_config_changes_are_caught_against_the_base(edited: Path, tiny_llama: Path) -> None:
+    change_config(edited, lambda config: config.update(rms_norm_eps=1e-2))
+    report = verify(edited, open_source(str(tiny_llama)), live=None)
+    assert failed(report).keys() == {"base config"}
+    assert "rms_norm_eps" in failed(report)["base config"]
+
+
+def test_an_edited_python_file_is_caught_and_not_run(edited: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "it ran"
+    with (edited / "modeling_lpes_llama.py").open("a") as file:
+        file.write(f"\nopen({str(trap)!r}, 'w').close()\n")
+    report = verify(edited, live=LiveSettings())
+    assert "modeling_lpes_llama.py is not the file" in failed(report)["python files"]
+    assert not trap.exists()
+
+
+def test_missing_and_extra_python_files_are_caught(edited: Path) -> None:
+    (edited / "helper.py").write_text("")
+    assert "helper.py" in failed(verify(edited, live=None))["python files"]
+    (edited / "helper.py").unlink()
+    (edited / "layer_rope_scaling.py").unlink()
+    assert "layer_rope_scaling.py is missing" in failed(verify(edited, live=None))["python files"]
+
+
+def test_one_changed_byte_in_the_weights_is_caught(edited: Path, tiny_llama: Path) -> None:
+    path = edited / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    reasons = failed(verify(edited, open_source(str(tiny_llama)), live=None))
+    assert reasons.keys() == {"base weights"}
+    assert "has other values" in reasons["base weights"]
+
+
+def test_weights_spread_over_other_files_are_still_the_bases(edited: Path, tiny_llama: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (edited / "model.safetensors").unlink()
+    scratch = edited.with_name("scratch")
+    AutoModelForCausalLM.from_pretrained(tiny_llama).save_pretrained(scratch, max_shard_size="500KB")
+    for path in scratch.glob("model*"):
+        shutil.copy(path, edited)
+    report = verify(edited, open_source(str(tiny_llama)), live=None)
+    assert report.ok, failed(report)
+    assert re.search(r"\d+ tensors equal", next(c.reason for c in report.checks if c.name == "base weights"))
+
+
+def test_truncated_stale_and_foreign_weights_are_caught(edited: Path) -> None:
+    weights = edited / "model.safetensors"
+    for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin", "adapter_config.json"):
+        (edited / name).write_bytes(weights.read_bytes())
+        assert name in failed(verify(edited, live=None))["weights"]
+        (edited / name).unlink()
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert "truncated" in failed(verify(edited, live=None))["weights"]
+
+
+def test_weights_without_the_format_metadata_are_caught(edited: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    save_file(load_file(edited / "model.safetensors"), edited / "model.safetensors")
+    assert "format" in failed(verify(edited, live=None))["weights"]
+
+
+def test_a_lost_or_changed_tokenizer_is_caught(edited: Path, tiny_llama: Path) -> None:
+    base = open_source(str(tiny_llama))
+    with (edited / "tokenizer_config.json").open("a") as file:
+        file.write("\n")
+    assert "tokenizer_config.json differs" in failed(verify(edited, base, live=None))["base files"]
+    (edited / "tokenizer_config.json").unlink()
+    assert "tokenizer_config.json of" in failed(verify(edited, base, live=None))["base files"]
+
+
+@pytest.mark.parametrize("metadata", ["tags: [unclosed", "license: [1, 2]\ntags: 5: 6", "- a list"])
+def test_an_unreadable_model_card_is_caught(edited: Path, metadata: str) -> None:
+    (edited / "README.md").write_text(f"---\n{metadata}\n---\n# title\n")
+    assert "README.md" in failed(verify(edited, live=None))["model card"]
+
+
+def test_code_that_loses_the_factors_is_caught_by_what_it_computes(edited: Path) -> None:
+    # Right for short prompts, as anybody would try first; wrong for long ones, and for single tokens as in decoding.
+    with (edited / "layer_rope_scaling.py").open("a") as file:
+        file.write(
+            """
+
+right = LayerScaledRotaryEmbedding.forward
+
+
+def wrong(self, x, position_ids):
+    if 2 <= position_ids.shape[-1] <= 300:
+        return right(self, x, position_ids)
+    kept = self.layer_rope_scaling.clone()
+    self.layer_rope_scaling.fill_(1.0)
+    shared = right(self, x, position_ids)
+    self.layer_rope_scaling.copy_(kept)
+    return shared
+
+
+LayerScaledRotaryEmbedding.forward = wrong
+"""
+        )
+    report = verify(edited, live=LiveSettings(trust_remote_code=True, prompt_tokens=512))
+    reasons = failed(report)
+    assert reasons.keys() == {"python files", "generation", "reference"}
+    assert "logits differ" in reasons["generation"]
+    assert "the factors are ignored" in reasons["reference"]
+
+
+def test_trusted_code_sees_no_token_and_cannot_import_lpes_bake(edited: Path) -> None:
+    with (edited / "modeling_lpes_llama.py").open("a") as file:
+        file.write(
+            """
+import os
+try:
+    import lpes_bake
+except ModuleNotFoundError as error:
+    raise RuntimeError(f"tokens {[name for name in os.environ if 'TOKEN' in name]}, {error}")
+"""
+        )
+    done = run_cli(str(edited), "--trust-remote-code", HF_TOKEN="hf_secret")
+    assert done.returncode == 1
+    assert "✗ python files" in done.stdout
+    assert re.search(r"✗ loads +RuntimeError: tokens \[\], lpes_bake: a baked checkpoint must load", done.stdout)
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"model_type": "gpt2"}', "not json", '{"model_type": "llama"}'])
+def test_what_is_no_bake_is_bad_input(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError):
+        verify(tmp_path, live=None)
+
+
+def test_exit_codes_tell_failed_checks_from_bad_input(edited: Path, tmp_path: Path) -> None:
+    change_config(edited, lambda config: config.update(model_type="llama"))
+    done = run_cli(str(edited), "--static", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["ok"] is False
+    missing = run_cli(str(tmp_path / "nowhere"))
+    assert missing.returncode == 2
+    assert len(missing.stderr.strip().splitlines()) == 1
