@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import LlamaConfig, Qwen2Config
 
@@ -47,13 +48,27 @@ def check_layer_rope_scaling(factors: Any, num_hidden_layers: int) -> list[float
     return [float(factor) for factor in factors]
 
 
+def rope_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """A config's fields with the RoPE settings where this version of transformers looks for them.
+
+    Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta.
+    """
+    if not transformers.__version__.startswith("4.") or not fields.get("rope_parameters"):
+        return fields
+    rope = dict(fields["rope_parameters"])
+    moved = {name: value for name, value in fields.items() if name != "rope_parameters"}
+    moved["rope_theta"] = rope.pop("rope_theta")
+    moved["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return moved
+
+
 class LpesLlamaConfig(LlamaConfig):
     """LlamaConfig with `layer_rope_scaling`, one positive factor a layer."""
 
     model_type = "lpes_llama"
 
     def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**rope_fields(kwargs))
         # transformers builds configs without arguments to compare with; a model refuses None.
         if layer_rope_scaling is not None:
             layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
@@ -66,7 +81,7 @@ class LpesQwen2Config(Qwen2Config):
     model_type = "lpes_qwen2"
 
     def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**rope_fields(kwargs))
         if layer_rope_scaling is not None:
             layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
         self.layer_rope_scaling = layer_rope_scaling

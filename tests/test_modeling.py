@@ -323,6 +323,24 @@ def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Pa
         torch.testing.assert_close(logits(offloaded, tokens(length)), logits(scaled, tokens(length)))
 
 
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rope_settings_are_found_as_either_major_version_writes_them(family: str, theta: float) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    base = make_base(family, rope_theta=theta, rope_scaling=scaling)
+    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
+    model_class = getattr(MODULE[family], f"Lpes{PREFIX[family]}ForCausalLM")
+    ids = tokens(300)
+    for written in (
+        {"rope_theta": theta, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_theta": theta, "rope_scaling": {**scaling, "type": "linear"}},
+        {"rope_parameters": {"rope_theta": theta, **scaling}},
+    ):
+        scaled = model_class(config_class(layer_rope_scaling=[1.0] * 4, **TINY, **written)).eval()
+        scaled.load_state_dict(base.state_dict())
+        assert torch.equal(logits(scaled, ids), logits(base, ids)), written
+
+
 def test_factors_can_be_changed_in_place() -> None:
     base = make_base("llama")
     scaled = make_scaled(base, "llama", [1.0] * 4)
