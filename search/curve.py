@@ -112,9 +112,9 @@ def decode(points: Sequence[tuple[float, float]], layers: int) -> tuple[float, .
     t, width = np.zeros((np.count_nonzero(between), 1)), 1.0
     for _ in range(ROUNDS):
         width /= PARTS
-        left = bezier(xs, t + width * np.arange(1, PARTS)) < h[between, None]
+        left = bezier(xs.tolist(), t + width * np.arange(1, PARTS)) < h[between, None]
         t += width * left.sum(axis=1, keepdims=True)
-    factors[between] = bezier(ys, t[:, 0] + width / 2)
+    factors[between] = bezier(ys.tolist(), t[:, 0] + width / 2)
     if xs[0] == xs[-1]:
-        factors[h == xs[0]] = bezier(ys, np.array([0.5]))
+        factors[h == xs[0]] = bezier(ys.tolist(), np.array([0.5]))
     return tuple(np.round(factors, FACTOR_DECIMALS).tolist())

@@ -59,7 +59,7 @@ class GeneticSettings:
         default=0.2, metadata={"help": "Largest change of a control point's factor in one crossover or mutation."}
     )
     max_jump_y: float = field(
-        default=0.4, metadata={"help": "Largest difference of factor between neighbouring control points."}
+        default=0.3, metadata={"help": "Largest difference of factor between neighbouring control points."}
     )
     tries: int = field(
         default=100, metadata={"help": "Draws for each new individual before a generation goes on without it."}
@@ -165,7 +165,7 @@ class GeneticSearch:
         return sorted((one for one in self._scored if one.score > -math.inf), key=lambda one: -one.score)
 
     def _first_population(self) -> list[Individual]:
-        """The identity, and curves whose every y is within first_spread of 1."""
+        """The identity, and curves near it: every y within first_spread of 1, every x as far as a mutation goes."""
         one = self.curve.grid_of_one
         spread = int(self.settings.first_spread / self.curve.y_step + 1e-9)
         low, high = max(0, one - spread), min(self._top, one + spread)
@@ -174,7 +174,8 @@ class GeneticSearch:
         self._add(identity, population)
 
         def near_identity() -> Genes:
-            xs = np.sort(self._rng.integers(0, self.layers, self.curve.control_points))
+            steps = self._rng.integers(-self._step_x, self._step_x + 1, len(identity))
+            xs = np.sort(np.clip([x for x, _ in identity] + steps, 0, self.layers - 1))
             ys = [int(self._rng.integers(low, high + 1))]
             while len(ys) < len(xs):
                 ys.append(

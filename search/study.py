@@ -166,12 +166,12 @@ class Study:
         return trial
 
     def _forget_failed_end(self) -> None:
-        """Where failures in a row stopped the study, try those trials again: the cause may be mended."""
+        """Where failures stopped the study, try those trials again: the cause may be mended."""
         end = max(self._known, default=-1)
         start = end
         while start >= 0 and start in self._known and self._known[start]["score"] is None:
             start -= 1
-        if end - start >= FAILURES_IN_A_ROW:
+        if end - start >= FAILURES_IN_A_ROW or start < 0:
             for number in range(start + 1, end + 1):
                 del self._known[number]
 
