@@ -26,7 +26,7 @@ LINE_LENGTH = 100
 class Factors:
     """One RoPE scaling factor a layer and, where they are known, the facts about it.
 
-    base: see `base_facts`. curve: control points [[layer, factor], …] and the curve's settings.
+    base: see `base_facts`. curve: its control points as `points`, [[layer, factor], …], and its settings.
     search: the search's settings and seed. scores: with their sample sizes. date: ISO 8601.
     """
 
@@ -198,11 +198,19 @@ def from_json(content: Mapping[str, Any], path: Path) -> Factors:
     for name in ("tool_version", "date"):
         if not isinstance(content.get(name), (str, type(None))):
             raise InputError(f"{path}: {name} must be a string; got {content[name]!r}")
+    points = (content.get("curve") or {}).get("points", [])
+    if not isinstance(points, list) or not all(is_point(point) for point in points):
+        raise InputError(f"{path}: points of the curve must be [layer, factor] pairs; got {points!r}")
     layers = (content.get("base") or {}).get("num_hidden_layers")
     if layers is not None and layers != len(factors):
         raise InputError(f"{path} contradicts itself: {len(factors)} factors for a base model of {layers} layers")
     others = {name: content.get(name) for name in known if name != "layer_rope_scaling"}
     return Factors(factors, **others)
+
+
+def is_point(value: Any) -> bool:
+    """Whether a JSON value is a control point: [layer, factor]."""
+    return isinstance(value, list) and len(value) == 2 and all(is_number(number) for number in value)
 
 
 def check_factors(factors: Factors, source: Source) -> None:

@@ -22,7 +22,7 @@ def record(tiny_llama: Path) -> Factors:
     return Factors(
         LIST,
         base=base_facts(open_source(str(tiny_llama))),
-        curve={"control_points": [[0, 1.0], [3, 1.25]]},
+        curve={"points": [[0, 1.0], [3, 1.25]]},
         search={"seed": 7, "generations": 20},
         scores={"base": {"mean": 0.5, "contexts": 200}, "baked": {"by_position": [0.1] * 50, "worst": float("nan")}},
         tool_version="0.1.0",
@@ -88,6 +88,7 @@ def test_a_bare_list_is_enough(tmp_path: Path, text: str) -> None:
         ('{"version": 1}', "layer_rope_scaling"),
         ('{"version": 1, "layer_rope_scaling": [1], "factor": 1}', "unknown field 'factor'"),
         ('{"version": 1, "layer_rope_scaling": [1], "base": []}', "base must be an object"),
+        ('{"version": 1, "layer_rope_scaling": [1], "curve": {"points": [[1]]}}', "[layer, factor] pairs"),
         ('{"version": 1, "layer_rope_scaling": [1], "date": 3}', "date must be a string"),
         ('{"version": 1, "layer_rope_scaling": [1], "base": {"num_hidden_layers": 2}}', "contradicts itself"),
         ('{"model_type": "llama"}', "not a baked checkpoint"),
@@ -144,6 +145,15 @@ def test_show_as_json_is_the_file(tiny_llama: Path, tmp_path: Path) -> None:
     record(tiny_llama).save(tmp_path / "factors.json")
     shown = CliRunner().invoke(main, ["show", "--json", str(tmp_path / "factors.json")])
     assert json.loads(shown.output) == json.loads((tmp_path / "factors.json").read_text())
+
+
+def test_show_draws_the_factors(tiny_llama: Path, tmp_path: Path) -> None:
+    record(tiny_llama).save(tmp_path / "factors.json")
+    for source in (tmp_path / "factors.json", tmp_path):
+        shown = CliRunner().invoke(main, ["show", str(source), "--plot", str(tmp_path / "out.png")])
+        assert shown.exit_code == 0, shown.output
+        assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "out.png").unlink()
 
 
 def test_show_of_bad_input_exits_with_2(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def edit_config(model: Path, **changes: Any) -> None:
     (model / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
 
 
+def edit_rope(model: Path, **settings: Any) -> None:
+    """Replace all RoPE settings, whichever layout the transformers at hand has written."""
+    edit_config(model, **{"rope_theta": ..., "rope_scaling": ..., "rope_parameters": ..., **settings})
+
+
 def shard(model: Path, names: tuple[str, str] = ("a.safetensors", "b.safetensors")) -> dict[str, str]:
     """Split model.safetensors in two, with an index; returns the weight map."""
     from safetensors.torch import load_file, save_file
@@ -187,7 +192,8 @@ def test_both_layouts_of_rope_settings_say_the_same(
     ],
 )
 def test_settings_that_would_go_wrong_silently_are_refused(model: Path, changes: dict[str, Any], message: str) -> None:
-    edit_config(model, **changes)
+    edit = edit_rope if any(name.startswith("rope_") for name in changes) else edit_config
+    edit(model, **changes)
     assert message in error(model)
 
 

@@ -30,7 +30,8 @@ def command(factors: Path, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
         from lpes_bake.plots import curve_plot
 
-        curve_plot(found, plot)
+        points = [(float(layer), float(factor)) for layer, factor in (found.curve or {}).get("points", [])]
+        curve_plot(found.layer_rope_scaling, plot, control_points=points)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
         return
