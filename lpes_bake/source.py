@@ -99,6 +99,8 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
     factors = config.get("layer_rope_scaling") if config["model_type"] == family.model_type else None
     source = Source(name, path, commit, config, family, factors)
     weight_files(source.path)
+    if (source.path / "adapter_config.json").is_file():
+        raise InputError(f"{model} holds an adapter, which loaders put onto the model: merge it or move it away")
     return source
 
 

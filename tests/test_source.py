@@ -247,6 +247,11 @@ def test_no_usable_weights_gets_a_line_that_helps(model: Path) -> None:
     assert "save_pretrained" in error(model)
 
 
+def test_an_adapter_beside_the_model_is_refused(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+    assert "adapter" in error(model)
+
+
 def test_a_missing_tokenizer_is_found_out(model: Path) -> None:
     require_tokenizer(open_source(str(model)))
     for file in model.glob("tokenizer*"):
