@@ -7,10 +7,11 @@ it was, so a broken upload is mended by running it again: what has arrived is no
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ def push(
 
     repo: "name" or "namespace/name"; it is created when it is not there. revision: the branch, created
     when it is not there; None is the main one. create_pr: open a pull request instead. live: how to
-    verify; None reads files only. Raises InputError, or NotVerified before anything is sent.
+    verify; None reads files only. doing gets "" when the upload starts, which shows its own progress.
+    Raises InputError, or NotVerified before anything is sent.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -123,7 +125,8 @@ def push(
         raise NotVerified(report)
 
     source = open_source(str(directory), baked=True)
-    doing(f"uploading to {repo}")
+    # From here on the Hub's client shows its own progress.
+    doing("")
     with hub_failure(f"upload to {repo} broke off, and nothing was committed", "run the same command again"):
         if not exists:
             api.create_repo(repo, private=private or None, exist_ok=True)
@@ -206,7 +209,11 @@ def check_card_on_hub(directory: Path) -> None:
     try:
         ModelCard.load(directory / "README.md").validate()
     except ValueError as error:
-        raise InputError(f"README.md: the Hub refuses its metadata: {flat(error)}") from error
+        reason = flat(error)
+        # Mostly the server's answer as it came: {"errors": [{"message": …}, …], "warnings": […]}.
+        with suppress(ValueError, TypeError, KeyError):
+            reason = "; ".join(item["message"] for item in json.loads(str(error))["errors"])
+        raise InputError(f"README.md: the Hub refuses its metadata: {reason}") from error
 
 
 def check_account(api: Any, repo: str, private: bool, create_pr: bool) -> tuple[str, bool]:

@@ -96,8 +96,11 @@ class Checklist:
         self.status.stop()
 
     def doing(self, what: str) -> None:
-        """Say what starts now."""
-        self.status.update(f"{what} …")
+        """Say what starts now; nothing for something that shows its own progress."""
+        if what:
+            self.status.update(f"{what} …")
+        else:
+            self.status.stop()
 
     def show(self, check: Any) -> None:
         """One line of the checklist."""
