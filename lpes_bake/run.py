@@ -166,6 +166,10 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source.path, trust_remote_code=trust_remote_code)
     except Exception as error:  # many kinds, from many libraries
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"the tokenizer of {source.name} brings its own Python code: read it, then give --trust-remote-code"
+            ) from error
         raise InputError(f"the tokenizer of {source.name} cannot be loaded: {first_line(error)}") from error
 
 
