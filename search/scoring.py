@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import set_factors
@@ -117,6 +119,8 @@ class Scorer:
         """
         self.model = model
         self.device = model.get_input_embeddings().weight.device
+        # transformers 5.24 renamed it.
+        self._cache_name = "cache" if "cache" in signature(model.base_model.forward).parameters else "past_key_values"
         self.batch_size = batch_size
         self.batch_tokens = BATCH_TOKENS.get(self.device.type, 4096)
         self.plain = (
@@ -226,14 +230,15 @@ class Scorer:
         if longest_prefix:
             # Padding stands on the right, where causal attention keeps it from all that comes before.
             prefixes = [group.prefix + [0] * (longest_prefix - len(group.prefix)) for group in batch]
-            cache = self.model.base_model(input_ids=self._tensor(prefixes), use_cache=True).past_key_values
+            cache = DynamicCache()
+            self.model.base_model(input_ids=self._tensor(prefixes), use_cache=True, **{self._cache_name: cache})
         tokens, positions, mask = _suffix_rows(batch, longest_prefix)
         hidden: torch.Tensor = self.model.base_model(
             input_ids=self._tensor(tokens),
             position_ids=self._tensor(positions),
             attention_mask=self._additive(mask),
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{self._cache_name: cache},
         ).last_hidden_state
         picks: list[int] = []
         for row, group in enumerate(batch):

@@ -16,11 +16,16 @@ UUID = "uuid"
 
 @dataclass(frozen=True)
 class Example:
-    """One question. `context` numbers the sampled context, `position` is the gold position (0-based)."""
+    """One question. `context` numbers the sampled context, `position` is the gold position (0-based).
+
+    `lead` opens the answer: it is given to the model, so that what is scored is whether the evidence was
+    found, and not whether the model would have said "The value is" first.
+    """
 
     context: int
     position: int
     prompt: str
+    lead: str
     answer: str
     chat_template: str = "auto"
 
@@ -87,7 +92,7 @@ class KVRetrieval:
             records = list(keys.items())
             for position in self.gold_positions:
                 key, value = records[position]
-                examples.append(Example(context, position, kv_prompt(records, key), value, self.chat_template))
+                examples.append(Example(context, position, kv_prompt(records, key), ' "', value, self.chat_template))
         return examples
 
     def _token(self, rng: random.Random) -> str:
@@ -114,30 +119,31 @@ def kv_prompt(records: Sequence[tuple[str, str]], key: str) -> str:
 
 
 def encode(example: Example, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The token ids of the prompt, and of the answer as it continues that prompt.
+    """The token ids of prompt and lead, and of the answer as it continues them.
+
+    In a chat, the prompt is the user's turn, and the assistant's begins with the prompt's last line (for
+    key-value retrieval "Corresponding value:") and the lead.
 
     The prompt's ids are fixed first, as for generation. The answer's are what the tokenizer adds when
-    it reads prompt and answer in one go; where that would merge across the border, and so change the
-    prompt, the answer is tokenised alone.
+    it reads both in one go; where that would merge across the border, and so change the prompt, the
+    answer is tokenised alone.
     """
     template = getattr(tokenizer, "chat_template", None)
     chat = example.chat_template == "on" or (example.chat_template == "auto" and bool(template))
     if chat and not template:
         raise InputError("the tokenizer has no chat template; use --chat-template off (or auto)")
+    text = example.prompt
     if chat:
         # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": example.prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            date_string="01 Jan 2025",
+        turn = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string="01 Jan 2025"
         )
-        answer = example.answer
-    else:
-        text, answer = example.prompt, f" {example.answer}"
-    prompt_ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    both: list[int] = tokenizer(text + answer, add_special_tokens=not chat)["input_ids"]
-    if both[: len(prompt_ids)] == prompt_ids:
-        return prompt_ids, both[len(prompt_ids) :]
-    alone: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return prompt_ids, alone
+        text = turn + text.rpartition("\n")[2]
+    text += example.lead
+    # A chat template writes the special tokens itself.
+    prompt: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    both: list[int] = tokenizer(text + example.answer, add_special_tokens=not chat)["input_ids"]
+    if both[: len(prompt)] == prompt:
+        return prompt, both[len(prompt) :]
+    alone: list[int] = tokenizer(example.answer, add_special_tokens=False)["input_ids"]
+    return prompt, alone
