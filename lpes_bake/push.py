@@ -7,11 +7,10 @@ it was, so a broken upload is mended by running it again: what has arrived is no
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +114,7 @@ def push(
     api = HfApi(library_name="lpes-bake")
     doing("asking the Hub")
     repo, exists = check_account(api, repo, private, create_pr)
-    with hub_failure("the Hub refuses the model card", "mend the metadata at the top of README.md"):
-        check_card_on_hub(directory)
+    check_card_on_hub(api, directory)
     present = list_branch(api, repo, revision) if exists else None
     leftovers = stale_files(present or [], files)
 
@@ -202,18 +200,22 @@ def check_card(directory: Path, repo: str) -> None:
         raise InputError(f"{repo} is the base model's own repository: choose another name for the baked one")
 
 
-def check_card_on_hub(directory: Path) -> None:
+def check_card_on_hub(api: Any, directory: Path) -> None:
     """InputError when the Hub itself objects to the card's metadata."""
-    from huggingface_hub import ModelCard
+    # ModelCard.validate asks huggingface.co, whatever HF_ENDPOINT says, before huggingface_hub 1.0.
+    from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
-    try:
-        ModelCard.load(directory / "README.md").validate()
-    except ValueError as error:
-        reason = flat(error)
-        # Mostly the server's answer as it came: {"errors": [{"message": …}, …], "warnings": […]}.
-        with suppress(ValueError, TypeError, KeyError):
-            reason = "; ".join(item["message"] for item in json.loads(str(error))["errors"])
-        raise InputError(f"README.md: the Hub refuses its metadata: {reason}") from error
+    content = (directory / "README.md").read_text(encoding="utf-8")
+    with hub_failure("the Hub cannot be asked about the model card", "try again"):
+        response = get_session().post(
+            f"{api.endpoint}/api/validate-yaml",
+            json={"repoType": "model", "content": content},
+            headers=build_hf_headers(),
+        )
+        if response.status_code == 400:
+            reasons = "; ".join(str(item.get("message")) for item in response.json().get("errors", []))
+            raise InputError(f"README.md: the Hub refuses its metadata: {reasons}; mend the block at its top")
+        response.raise_for_status()
 
 
 def check_account(api: Any, repo: str, private: bool, create_pr: bool) -> tuple[str, bool]:
