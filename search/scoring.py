@@ -8,7 +8,7 @@ computed once; logits are computed at answer positions only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -155,13 +155,19 @@ class Scorer:
                 "(max_position_embeddings); use fewer pairs or shorter keys"
             )
 
-    def score(self, factors: Sequence[float] | None = None) -> Scores:
-        """Score the model with `factors`, one a layer; None leaves the model as it is."""
+    def score(
+        self, factors: Sequence[float] | None = None, on_progress: Callable[[float], None] | None = None
+    ) -> Scores:
+        """Score the model with `factors`, one a layer; None leaves the model as it is.
+
+        on_progress is given the share of the work that is done, batch by batch.
+        """
         if factors is not None:
             set_factors(self.model, factors)
         logprob = np.full(self.shape, np.nan)
         exact = np.zeros(self.shape, dtype=np.bool_)
-        start = 0
+        total = sum(group.tokens for group in self._groups)
+        done = start = 0
         while start < len(self._groups):
             batch = self._groups[start : start + self._batch_length(start)]
             try:
@@ -176,7 +182,10 @@ class Scorer:
                 logprob.flat[self._cells[row]] = value
                 exact.flat[self._cells[row]] = right
             start += len(batch)
-        return Scores(self.positions, logprob, exact, sum(group.tokens for group in self._groups))
+            done += sum(group.tokens for group in batch)
+            if on_progress is not None:
+                on_progress(done / total)
+        return Scores(self.positions, logprob, exact, total)
 
     def _batch_length(self, start: int) -> int:
         """Groups in the batch that begins at `start`, whose first group is its longest."""
