@@ -57,7 +57,8 @@ def rope_fields(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     rope = dict(fields["rope_parameters"])
     moved = {name: value for name, value in fields.items() if name != "rope_parameters"}
-    moved["rope_theta"] = rope.pop("rope_theta")
+    if "rope_theta" in rope:
+        moved["rope_theta"] = rope.pop("rope_theta")
     moved["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
     return moved
 

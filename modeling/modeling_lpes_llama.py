@@ -42,6 +42,7 @@ class LpesLlamaModel(LayerScaledModel, LlamaModel):
     """The bare model: hidden states out."""
 
     config_class = LpesLlamaConfig
+    _auto_class = "AutoModel"  # so that save_pretrained copies this file too
     _no_split_modules = ["LpesLlamaDecoderLayer"]
 
     def __init__(self, config: LpesLlamaConfig) -> None:
@@ -55,6 +56,7 @@ class LpesLlamaForCausalLM(LayerScaledModel, LlamaForCausalLM):
     """The language model: logits out."""
 
     config_class = LpesLlamaConfig
+    _auto_class = "AutoModelForCausalLM"
     _no_split_modules = ["LpesLlamaDecoderLayer"]
 
     def __init__(self, config: LpesLlamaConfig) -> None:
@@ -70,6 +72,7 @@ class LpesLlamaForSequenceClassification(LayerScaledModel, LlamaForSequenceClass
     """A score for each label, from the last token."""
 
     config_class = LpesLlamaConfig
+    _auto_class = "AutoModelForSequenceClassification"
     _no_split_modules = ["LpesLlamaDecoderLayer"]
 
     def __init__(self, config: LpesLlamaConfig) -> None:

@@ -42,6 +42,7 @@ class LpesQwen2Model(LayerScaledModel, Qwen2Model):
     """The bare model: hidden states out."""
 
     config_class = LpesQwen2Config
+    _auto_class = "AutoModel"  # so that save_pretrained copies this file too
     _no_split_modules = ["LpesQwen2DecoderLayer"]
 
     def __init__(self, config: LpesQwen2Config) -> None:
@@ -55,6 +56,7 @@ class LpesQwen2ForCausalLM(LayerScaledModel, Qwen2ForCausalLM):
     """The language model: logits out."""
 
     config_class = LpesQwen2Config
+    _auto_class = "AutoModelForCausalLM"
     _no_split_modules = ["LpesQwen2DecoderLayer"]
 
     def __init__(self, config: LpesQwen2Config) -> None:
@@ -70,6 +72,7 @@ class LpesQwen2ForSequenceClassification(LayerScaledModel, Qwen2ForSequenceClass
     """A score for each label, from the last token."""
 
     config_class = LpesQwen2Config
+    _auto_class = "AutoModelForSequenceClassification"
     _no_split_modules = ["LpesQwen2DecoderLayer"]
 
     def __init__(self, config: LpesQwen2Config) -> None:
