@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
 from typing import Any
 
 import click
@@ -45,6 +47,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run; turn bad input into one line."""
+        # A polite kill cleans up as Ctrl-C does: nothing half-written stays.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             return super().invoke(ctx)
         except InputError as error:
