@@ -137,6 +137,11 @@ def reference_model(settings: Settings) -> Any:
 
     ours = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
     config_dict = {key: value for key, value in settings.config.items() if key not in ours}
+    if transformers.__version__.startswith("4.") and config_dict.get("rope_parameters"):
+        # Version 4's base class would overlook what version 5 wrote, and take its default theta.
+        rope = dict(config_dict.pop("rope_parameters"))
+        config_dict["rope_theta"] = rope.pop("rope_theta")
+        config_dict["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
     base_type = settings.config["model_type"].removeprefix("lpes_")
     config = transformers.AutoConfig.for_model(base_type, **config_dict)
     model_class = getattr(transformers, settings.architecture.removeprefix("Lpes"))
@@ -230,17 +235,19 @@ def check_reference(settings: Settings, outputs: Any) -> tuple[bool | None, str]
     hooks = scale_by_hand(model, settings.factors)
     effect = difference(base, settings.outputs(model, settings.short))
     error = difference(outputs, settings.outputs(model, settings.prompt))
-    what = f"{error:.1e} from a hand-written reference on {settings.prompt.shape[1]} tokens"
+    what = (
+        f"outputs {error:.1e} standard deviations from a hand-written reference, on {settings.prompt.shape[1]} tokens"
+    )
     if error > settings.tolerance:
         for hook in hooks:
             hook.remove()
         ignored = difference(outputs, settings.outputs(model, settings.prompt)) <= settings.tolerance
-        return False, f"{what}, at most {settings.tolerance:g} allowed" + ("; the factors are ignored" * ignored)
+        return False, f"{what}; at most {settings.tolerance:g} allowed" + ("; the factors are ignored" * ignored)
     if all(factor == 1.0 for factor in settings.factors):
         return True, f"{what}; all factors are 1"
     if effect <= 10 * error:
-        return False, f"{what}, but the base model is no further away ({effect:.1e}): the factors change nothing"
-    return True, f"{what}, {effect:.1e} from the base model on {settings.short.shape[1]} (in standard deviations)"
+        return False, f"{what}; the base model is no further away ({effect:.1e}): the factors change nothing"
+    return True, f"{what}; without the factors {effect:.1e}"
 
 
 def check_bare_model(settings: Settings, hidden: Any) -> tuple[bool | None, str]:
