@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import LlamaConfig, Qwen2Config
+from transformers import __version__ as transformers_version
 
 # With up to this many tokens in a call (decoding, mostly), the tables of all layers are made at
 # once: a handful of kernels for the whole model. With more, each layer makes its own when it runs,
@@ -53,7 +53,7 @@ def rope_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
     Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta.
     """
-    if not transformers.__version__.startswith("4.") or not fields.get("rope_parameters"):
+    if not transformers_version.startswith("4.") or not fields.get("rope_parameters"):
         return fields
     rope = dict(fields["rope_parameters"])
     moved = {name: value for name, value in fields.items() if name != "rope_parameters"}
