@@ -126,8 +126,13 @@ def evaluate(
             raise InputError(f"{source.name} is a {source.architecture}, which answers nothing; give a causal LM")
     with_factors = [_factors(path, sources[0]) for path in factors]
 
+    from transformers.utils import logging
+
     from lpes_bake.search.device import pick_device, pick_dtype
 
+    # Loading a baked directory's tokenizer without its code makes transformers warn of a model type it does not know.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
     examples = task.examples()
@@ -182,9 +187,6 @@ def _load(source: Source, device: Any, dtype: Any) -> Any:
     """A base model, or a baked one, through lpes_bake's own copy of the files that ship."""
     if source.factors is None:
         return load_model(source, device, dtype)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
     model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
     try:

@@ -178,10 +178,10 @@ def show(evaluation: Evaluation, console: Console) -> None:
     from rich.text import Text
 
     task, first = evaluation.task, evaluation.entries[0]
-    names = {"accuracy": "accuracy", "logprob": "log-probability"}
+    names = {"accuracy": "accuracy", "logprob": "log-probability of the answer"}
     places = [str(position) for position in task.gold_positions]
     for metric, name in names.items():
-        table = Table(f"{name} at position", *places, "mean", "minimum", "spread", box=None, title_justify="left")
+        table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
         for column in table.columns[1:]:
             column.justify = "right"
         for entry in evaluation.entries:
@@ -192,14 +192,14 @@ def show(evaluation: Evaluation, console: Console) -> None:
         console.print()
     for entry in evaluation.entries[1:]:
         table = Table("position", *names.values(), box=None, title_justify="left")
-        table.title = Text(f"{entry.label} − {first.label}")
+        table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
         differences = {metric: entry.difference(first, metric) for metric in names}
         for row, place in enumerate(places):
             table.add_row(place, *(signed(by_position[row]) for _, by_position in differences.values()))
         table.add_row("mean", *(signed(overall) for overall, _ in differences.values()))
         console.print(table)
         console.print()
-    console.print(f"{task.contexts} contexts of {task.pairs} pairs; differences with 95 % intervals", markup=False)
+    console.print(f"{task.contexts} contexts of {task.pairs} pairs, each asked at {len(places)} positions")
 
 
 def signed(interval: tuple[float, float, float]) -> str:
