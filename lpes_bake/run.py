@@ -146,7 +146,8 @@ def check_out(out: Path, *, resume: bool) -> None:
         raise InputError(f"{out} is a file; give a directory for the run")
     if resume:
         stored_settings(out)
-    elif out.is_dir() and any(out.iterdir()):
+    # The settings alone are what a run leaves that is killed before its first line in the journal.
+    elif out.is_dir() and any(path.name != SETTINGS_FILE for path in out.iterdir()):
         hint = "go on with its run with --resume, or " if (out / JOURNAL_FILE).exists() else ""
         raise InputError(f"{out} is not empty; {hint}give a new directory")
 

@@ -247,6 +247,12 @@ def test_a_directory_that_is_not_empty_is_refused(tiny_llama: Path, whole: Path,
     assert "is a file" in one_line(invoke(tiny_llama, "--out", tmp_path / "notes.txt", *SMALL))
 
 
+def test_a_run_that_was_killed_before_its_journal_can_start_again(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("{}")
+    search(str(tiny_llama), tmp_path, SMALL_SETTINGS)
+    assert load_factors(tmp_path).search is not None
+
+
 def test_resuming_nothing_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     assert "no run to resume" in one_line(invoke(tiny_llama, "--out", tmp_path / "new", "--resume"))
 

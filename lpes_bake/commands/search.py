@@ -253,7 +253,7 @@ class Progress:
     """Progress on stderr: a bar on a terminal, now and then a line elsewhere."""
 
     def __init__(self, console: Console, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
         self.console, self.total = console, total
@@ -264,9 +264,14 @@ class Progress:
         self._best: float | None = None
         self._line_due = 0.0
         self._bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[detail]}"),
-            console=console, disable=not console.is_terminal or console.quiet,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            disable=not console.is_terminal or console.quiet,
+        )
         self._task = self._bar.add_task("starting", total=total, detail="")
 
     def __enter__(self) -> Progress:
