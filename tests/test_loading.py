@@ -21,7 +21,7 @@ def load(name):
     os.read(start, 1)
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
     total = model(torch.arange(3, 40)[None]).logits.double().sum().item()
-    print(f"{type(model).__name__} {total}", flush=True)
+    os.write(1, f"{type(model).__name__} {total}\\n".encode())
 
 start, begin = os.pipe()
 children = []
