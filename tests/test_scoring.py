@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import ArrayLike
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import load_scaled, set_factors
@@ -50,7 +49,7 @@ def plain_scores(model: Any, tokenizer: Any, examples: Sequence[Example]) -> tup
     return logprobs, exact
 
 
-def same(actual: ArrayLike, expected: ArrayLike) -> None:
+def same(actual: Any, expected: Any) -> None:
     """Equal but for rounding: norms and softmax work in float32 whatever the model's dtype."""
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
 
