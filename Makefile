@@ -10,7 +10,6 @@ export TOKENIZERS_PARALLELISM := false
 
 $(BIN)/lpes-bake: pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
@@ -26,7 +25,7 @@ lint: $(BIN)/lpes-bake
 	$(BIN)/mypy
 
 test: lint $(SMOLLM2)/config.json
-	$(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info
