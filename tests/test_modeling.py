@@ -362,6 +362,22 @@ def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
         assert not torch.equal(*seen)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    scaled = make_scaled(make_base(family), family, FACTORS)
+    plain = logits(scaled, ids := tokens(300))
+    tuned = peft.get_peft_model(scaled, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
+    optimizer = torch.optim.SGD(tuned.parameters(), lr=1e-2)
+    for _ in range(2):
+        tuned(ids, labels=ids).loss.backward()
+        optimizer.step()
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(make_scaled(make_base(family), family, FACTORS), tmp_path)
+    assert torch.equal(logits(again.eval(), ids), logits(tuned.eval(), ids))
+    assert not torch.allclose(logits(again, ids), plain, atol=1e-2)
+
+
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_heads_are_the_base_with_factors_of_one_and_differ_with_others(family: str, head: str) -> None:
