@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 import sys
@@ -29,6 +30,9 @@ class BadInput(click.ClickException):
 
     exit_code = 2
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
+
 
 class Commands(click.Group):
     """A group that imports a command's module when it is asked for."""
@@ -53,6 +57,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except InputError as error:
             raise BadInput(str(error)) from error
+        except OSError as error:
+            # A file that cannot be read or written, a full disk. click deals with a reader that went away.
+            if error.errno in (None, errno.EPIPE):
+                raise
+            raise BadInput(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

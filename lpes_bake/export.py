@@ -22,7 +22,7 @@ from typing import Any, Literal
 from lpes_bake.card import auto_class, is_hub_name, model_card
 from lpes_bake.factors import Factors, base_facts, check_factors
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import INDEX_FILE, SINGLE_FILE, WEIGHT_SUFFIXES, Source, read_json, weight_files
+from lpes_bake.source import INDEX_FILE, SINGLE_FILE, WEIGHT_SUFFIXES, Source, read_json, user_path, weight_files
 
 Weights = Literal["copy", "hardlink", "symlink"]
 
@@ -72,10 +72,11 @@ def bake(
     check_factors(factors, source)
     if base_model is not None and not is_hub_name(base_model):
         raise InputError(f"{base_model!r} is not a valid name on the Hub: the model card needs one like org/name")
-    out = Path(out).expanduser()
+    out = user_path(out)
     check_place(source.path, out, overwrite)
     used = weight_files(source.path)
     carried, left_out = survey(source, used)
+    check_apart(source.path, carried, out)
     base_model = base_model or source.name
     known = factors.base if factors.base and factors.base.get("name") else base_facts(source)
     record = replace(factors, base=known)
@@ -101,6 +102,8 @@ def bake(
                 (scratch / name).write_text(text, encoding="utf-8")
                 files[name] = "written"
             size = sum((scratch / name).stat().st_size for name in files)
+    except UnicodeEncodeError as error:
+        raise InputError(f"{out} could not be written: a name or {source.name}'s config.json is not Unicode") from error
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         raise InputError(
@@ -132,6 +135,8 @@ def check_place(base: Path, out: Path, overwrite: bool) -> None:
         return
     if not target.is_dir():
         raise InputError(f"{out} is a file: give a directory to write to")
+    if target == Path.cwd():
+        raise InputError(f"{out} is the working directory, which a bake replaces: choose another place")
     if not any(target.iterdir()):
         return
     if not overwrite:
@@ -141,6 +146,14 @@ def check_place(base: Path, out: Path, overwrite: bool) -> None:
             raise InputError(f"{out} holds {what}, which --overwrite would delete: choose another place")
     if (target / ".git").exists():
         raise InputError(f"{out} is a git repository, which --overwrite would delete: choose another place")
+
+
+def check_apart(base: Path, carried: list[str], out: Path) -> None:
+    """InputError when replacing `out` would delete files that links in the source lead to: blobs of the Hub's cache."""
+    target = out.resolve()
+    for name in ("config.json", *carried):
+        if target in (base / name).resolve().parents:
+            raise InputError(f"{out} holds {name} of the source, behind a link: choose another place")
 
 
 def survey(source: Source, used: list[Path]) -> tuple[list[str], dict[str, str]]:
@@ -180,6 +193,9 @@ def survey(source: Source, used: list[Path]) -> tuple[list[str], dict[str, str]]
                 carried.append(full)
             elif not (here / name).exists():
                 raise InputError(f"{here / name} is a broken link: fetch the model again")
+    lost = {path.relative_to(source.path).as_posix() for path in used} - set(carried)
+    if lost:
+        raise InputError(f"{source.path / min(lost)} lies in a hidden or linked folder: move it beside config.json")
     return sorted(carried), dict(sorted(left_out.items()))
 
 

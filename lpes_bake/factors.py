@@ -15,7 +15,7 @@ from typing import Any
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import FAMILIES
-from lpes_bake.source import Source, architecture_of, check_list, is_number, rope_settings
+from lpes_bake.source import Source, architecture_of, check_list, is_number, parse_json, rope_settings
 
 VERSION = 1
 MAX_BYTES = 16_000_000
@@ -41,7 +41,8 @@ class Factors:
     def to_json(self) -> dict[str, Any]:
         """The content of factors.json; what is not known is left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"version": VERSION, **known, "layer_rope_scaling": list(self.layer_rope_scaling)}
+        content = {"version": VERSION, **known, "layer_rope_scaling": list(self.layer_rope_scaling)}
+        return {name: finite(value) for name, value in content.items()}
 
     def to_text(self) -> str:
         """factors.json as text."""
@@ -57,14 +58,18 @@ class Factors:
             scratch.unlink(missing_ok=True)
 
 
-def dump(value: Any, indent: str = "") -> str:
-    """JSON with short things on one line, long lists of numbers wrapped, and one factor a line.
+def finite(value: Any) -> Any:
+    """The same JSON value, with null for numbers that are not finite: JSON has none."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    Numbers that are not finite become null.
-    """
+
+def dump(value: Any, indent: str = "") -> str:
+    """JSON with short things on one line, long lists of numbers wrapped, and one factor a line."""
     inner = indent + "  "
-    if isinstance(value, float) and not math.isfinite(value):
-        return "null"
     if not isinstance(value, (dict, list, tuple)) or not value:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
@@ -109,7 +114,7 @@ def load_factors(path: Path | str) -> Factors:
         return load_from_directory(path)
     text = read_text(path)
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         if text.lstrip().startswith(("{", "[")):
             raise InputError(f"{path} is not valid JSON: {error}") from error

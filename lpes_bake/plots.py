@@ -94,5 +94,8 @@ def _save(figure: Figure, path: Path) -> None:
     """Write beside the target and rename, so that a picture is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, format="png", dpi=150)
-    partial.replace(path)
+    try:
+        figure.savefig(partial, format="png", dpi=150)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from lpes_bake.search.genetic import GeneticSearch, GeneticSettings, Individual
 from lpes_bake.search.journal import Journal
 from lpes_bake.search.study import Study, StudyResult, Trial, differences
 from lpes_bake.search.tasks import Example, KVRetrieval, encode, even_positions
-from lpes_bake.source import Source, open_source, require_tokenizer
+from lpes_bake.source import Source, open_source, parse_json, require_tokenizer
 
 SETTINGS_FILE = "settings.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -132,7 +132,7 @@ def stored_settings(out: Path) -> dict[str, Any]:
     if not path.is_file() or not (out / JOURNAL_FILE).is_file():
         raise InputError(f"there is no run to resume in {out}; leave out --resume to start one")
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}; restore it or start a new run") from error
     if not isinstance(stored, dict):

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -78,7 +79,7 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
 
     baked: also accept a directory that this tool wrote. Raises InputError, one line, for all else.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         if revision is not None:
             raise InputError(f"{model} is a local directory: --revision is for models on the Hub")
@@ -102,6 +103,14 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
     if (source.path / "adapter_config.json").is_file():
         raise InputError(f"{model} holds an adapter, which loaders put onto the model: merge it or move it away")
     return source
+
+
+def user_path(name: Path | str) -> Path:
+    """A path as it was typed; InputError for ~ of a user that does not exist."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{name}: no such user") from error
 
 
 def local_name(path: Path) -> tuple[str, str | None]:
@@ -168,10 +177,18 @@ def hub_error(error: Exception, model: str, revision: str | None) -> InputError:
     return InputError(f"{at} {why}")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """json.loads, for which nesting that is too deep is a ValueError like all else."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_json(path: Path, where: str) -> dict[str, Any]:
     """A JSON object from a file of a checkpoint."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{where}: {path.name} cannot be read as JSON: {reason}") from error
@@ -192,7 +209,7 @@ def read_config(path: Path, where: str) -> dict[str, Any]:
 
 def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Family:
     """The family of a config that can be scaled; InputError for one that cannot."""
-    is_baked = config.get("model_type") in {family.model_type for family in FAMILIES}
+    is_baked = config.get("model_type") in [family.model_type for family in FAMILIES]
     if is_baked and baked:
         family = next(family for family in FAMILIES if family.model_type == config["model_type"])
     else:
@@ -253,24 +270,31 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: config.json has no rope_theta, neither at its top nor in {key}; add to a local copy the value "
             "that the model was trained with (10000.0 for the first Llamas)"
         )
+    for theta in thetas:
+        if not is_number(theta) or not math.isfinite(theta) or theta <= 0:
+            raise InputError(f"{where}: rope_theta in config.json must be a positive number; got {theta!r}")
     theta = thetas[0]
     if thetas[-1] != theta:
         raise InputError(f"{where}: config.json has two values of rope_theta: {thetas[-1]!r}, and {theta!r} in {key}")
-    if not is_number(theta) or not math.isfinite(theta) or theta <= 0:
-        raise InputError(f"{where}: rope_theta in config.json must be a positive number; got {theta!r}")
     rope_type = scaling.get("rope_type", scaling.get("type")) or "default"
-    if rope_type not in ROPE_TYPES:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise InputError(f"{where}: RoPE type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     missing = [name for name in ROPE_TYPES[rope_type] if scaling.get(name) is None]
     if missing:
         raise InputError(f"{where}: {key} of type {rope_type!r} in config.json lacks {', '.join(missing)}")
+    for name in ROPE_TYPES[rope_type]:
+        numbers = scaling[name] if rope_type == "longrope" else [scaling[name]]
+        if not isinstance(numbers, list) or not all(is_number(number) and number > 0 for number in numbers):
+            raise InputError(f"{where}: {name} in {key} in config.json must be positive; got {scaling[name]!r}")
     others = {name: value for name, value in scaling.items() if name not in ("rope_theta", "rope_type", "type")}
     return {"rope_theta": float(theta), "rope_type": rope_type, **others}
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number; true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a JSON value is a number; true and false are none, nor are integers that no float can hold."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def check_list(factors: Any, where: str, num_hidden_layers: int | None = None) -> tuple[float, ...]:
@@ -315,7 +339,7 @@ def weight_files(path: Path) -> list[Path]:
 def is_inside(name: str) -> bool:
     """Whether a relative name stays below its directory (links of the Hub's cache aside)."""
     pure = PurePosixPath(name)
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not {"\\", "\0"} & set(name)
 
 
 def no_weights(path: Path) -> str:
@@ -351,11 +375,15 @@ def read_header(path: Path) -> set[str]:
     if not sane:
         raise InputError(f"{path} is not a safetensors file, or is truncated ({size} bytes): fetch it again")
     try:
-        entries = json.loads(header)
-        entries.pop("__metadata__", None)
-        spans = sorted((int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in entries.values())
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        entries = parse_json(header)
+        metadata = entries.pop("__metadata__", None)
+        spans = sorted(span_of(entry) for entry in entries.values())
+        if not isinstance(metadata, (dict, type(None))):
+            raise TypeError("the metadata is no object")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} has an unreadable safetensors header: fetch it again") from error
+    if not spans:
+        raise InputError(f"{path} holds no tensor: fetch it again")
     end = 0
     for begin, stop in spans:
         if begin != end or stop < begin:
@@ -364,6 +392,15 @@ def read_header(path: Path) -> set[str]:
     if 8 + length + end != size:
         raise InputError(f"{path} is truncated or too long: {size} bytes where its header says {8 + length + end}")
     return set(entries)
+
+
+def span_of(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a tensor lies, from its entry in a header; an exception unless the entry is complete."""
+    begin, end = entry["data_offsets"]
+    numbers = [begin, end, *entry["shape"]]
+    if not isinstance(entry["dtype"], str) or not all(type(number) is int for number in numbers):
+        raise TypeError("an entry needs a dtype and whole numbers")
+    return begin, end
 
 
 def require_tokenizer(source: Source) -> None:

@@ -35,7 +35,7 @@ def decode_line(line: bytes) -> Record | None:
     try:
         record = json.loads(line)["record"]
         return record if isinstance(record, dict) and encode(record) == line else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

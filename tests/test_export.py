@@ -265,6 +265,27 @@ def test_a_tree_of_the_hub_cache_bakes_to_plain_files(model: Path, tmp_path: Pat
     assert base is not None and (base["name"], base["revision"]) == ("org/Tiny-1.5", COMMIT)
 
 
+def test_what_the_source_links_to_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    snapshot = cached_tree(model, tmp_path / "hub")
+    before = digests(tmp_path)
+    assert "behind a link" in error(snapshot, snapshot.parents[1] / "blobs", overwrite=True)
+    assert digests(tmp_path) == before
+
+
+def test_shards_that_would_not_ride_along_are_refused(model: Path, tmp_path: Path) -> None:
+    (model / ".hidden").mkdir()
+    shard(model, ("a.safetensors", ".hidden/b.safetensors"))
+    assert "hidden or linked folder" in error(model, tmp_path / "out")
+    (model / ".hidden").rename(tmp_path / "elsewhere")
+    (model / ".hidden").symlink_to(tmp_path / "elsewhere")
+    assert "hidden or linked folder" in error(model, tmp_path / "out")
+
+
+def test_names_that_are_not_unicode_get_one_line(model: Path, tmp_path: Path) -> None:
+    assert "not Unicode" in error(model, tmp_path / os.fsdecode(b"out\xff"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
 @pytest.mark.parametrize("weights", ["hardlink", "symlink"])
 def test_weights_may_be_links(weights: Weights, model: Path, tmp_path: Path) -> None:
     snapshot = cached_tree(model, tmp_path / "hub")
@@ -304,6 +325,7 @@ def test_places_that_would_do_harm_are_refused(model: Path, tmp_path: Path, monk
         assert "holds the source" in error(model, tmp_path, overwrite=overwrite)
         assert "is a file" in error(model, tmp_path / "file", overwrite=overwrite)
     assert "working directory" in error(model, tmp_path / "work", overwrite=True)
+    assert "working directory" in error(model, work)
     assert "git repository" in error(model, tmp_path / "repository", overwrite=True)
     assert digests(tmp_path) == before
 

@@ -80,7 +80,9 @@ def test_a_bare_list_is_enough(tmp_path: Path, text: str) -> None:
         ("[]", "must be a list"),
         ("", "must be a list"),
         ("null", "layer 0 has None"),
+        ("[1, 1" + "0" * 400 + "]", "layer 1 has 10"),
         ("{", "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ("[1,", "not valid JSON"),
         ("{}", "has version None"),
         ('{"version": 2}', "has version 2"),
@@ -89,6 +91,7 @@ def test_a_bare_list_is_enough(tmp_path: Path, text: str) -> None:
         ('{"version": 1, "layer_rope_scaling": [1], "factor": 1}', "unknown field 'factor'"),
         ('{"version": 1, "layer_rope_scaling": [1], "base": []}', "base must be an object"),
         ('{"version": 1, "layer_rope_scaling": [1], "curve": {"points": [[1]]}}', "[layer, factor] pairs"),
+        ('{"version": 1, "layer_rope_scaling": [1], "curve": {"points": [[1, 1%s]]}}' % ("0" * 400), "pairs"),
         ('{"version": 1, "layer_rope_scaling": [1], "date": 3}', "date must be a string"),
         ('{"version": 1, "layer_rope_scaling": [1], "base": {"num_hidden_layers": 2}}', "contradicts itself"),
         ('{"model_type": "llama"}', "not a baked checkpoint"),
@@ -147,6 +150,13 @@ def test_show_as_json_is_the_file(tiny_llama: Path, tmp_path: Path) -> None:
     assert json.loads(shown.output) == json.loads((tmp_path / "factors.json").read_text())
 
 
+def test_show_as_json_is_json_for_every_reader(tmp_path: Path) -> None:
+    text = '{"version": 1, "layer_rope_scaling": [1], "scores": {"a": NaN, "b": [Infinity]}}'
+    (tmp_path / "factors.json").write_text(text)
+    shown = CliRunner().invoke(main, ["show", str(tmp_path), "--json"])
+    assert json.loads(shown.output, parse_constant=pytest.fail)["scores"] == {"a": None, "b": [None]}
+
+
 def test_show_draws_the_factors(tiny_llama: Path, tmp_path: Path) -> None:
     record(tiny_llama).save(tmp_path / "factors.json")
     for source in (tmp_path / "factors.json", tmp_path):
@@ -157,5 +167,10 @@ def test_show_draws_the_factors(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def test_show_of_bad_input_exits_with_2(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(main, ["show", str(tmp_path / "nothing")])
-    assert shown.exit_code == 2
+    (tmp_path / "list").write_text("1")
+    (tmp_path / "folder").mkdir()
+    for arguments in (["nothing"], ["n" * 5000], ["no\nthing"], ["list", "--plot", str(tmp_path / "folder")]):
+        shown = CliRunner().invoke(main, ["show", str(tmp_path / arguments[0]), *arguments[1:]])
+        assert shown.exit_code == 2
+        assert len(shown.output.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "list"]

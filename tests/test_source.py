@@ -107,6 +107,7 @@ def test_what_is_no_model_gets_one_line(model: Path, tmp_path: Path) -> None:
     assert "is a file" in error(model / "config.json")
     assert "Hub" in error("org/never-downloaded")
     assert "no such directory" in error("a/b/c")
+    assert "no such user" in error("~nobody-by-this-name/model")
     assert "--revision" in error(model, revision="main")
     (tmp_path / "empty").mkdir()
     assert "no config.json" in error(tmp_path / "empty")
@@ -114,7 +115,7 @@ def test_what_is_no_model_gets_one_line(model: Path, tmp_path: Path) -> None:
     assert "adapter" in error(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]", "\xff"])
+@pytest.mark.parametrize("text", ["{", "", "[]", "\xff", "[" * 100_000])
 def test_a_broken_config_gets_one_line(model: Path, text: str) -> None:
     (model / "config.json").write_bytes(text.encode("latin-1"))
     assert "config.json" in error(model)
@@ -182,10 +183,16 @@ def test_both_layouts_of_rope_settings_say_the_same(
         ({"rope_parameters": {"rope_theta": "10000"}}, "positive number"),
         ({"rope_parameters": {"rope_theta": -1}}, "positive number"),
         ({"rope_parameters": {"rope_theta": True}}, "positive number"),
+        ({"rope_parameters": {"rope_theta": 10**400}}, "positive number"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "positive number"),
         ({"rope_parameters": [1]}, "must be an object"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": "2"}}, "factor"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}}, "factor"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": ["linear"]}}, "['linear']"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, "lacks factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "mrope"}}, "'mrope'"),
         ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6}, "two values"),
+        ({"model_type": ["llama"]}, "['llama']"),
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
@@ -211,6 +218,19 @@ def test_truncated_and_unreadable_weights_are_refused(model: Path) -> None:
         path.write_bytes(damage())
         assert message in error(model)
         assert str(path) in error(model)
+    entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    for header in (
+        "[" * 100_000,
+        json.dumps({"__metadata__": "pt", "a": entry}),
+        json.dumps({"a": {**entry, "data_offsets": [0, 1, 2]}}),
+        json.dumps({"a": {**entry, "data_offsets": [0, float("inf")]}}),
+        json.dumps({"a": {**entry, "shape": ["1"]}}),
+        json.dumps({"a": {"data_offsets": [0, 1]}}),
+    ):
+        path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"1")
+        assert "unreadable safetensors header" in error(model)
+    path.write_bytes(struct.pack("<Q", 2) + b"{}")
+    assert "no tensor" in error(model)
     path.unlink()
     path.symlink_to("../blobs/gone")
     assert "cannot be read" in error(model)
@@ -227,7 +247,7 @@ def test_an_index_must_name_files_and_tensors_that_are_there(model: Path) -> Non
     weight_map = shard(model)
     assert open_source(str(model)).num_hidden_layers == 4
     first = min(weight_map)
-    for outside in ("../b.safetensors", "/etc/passwd", "x/../../b.safetensors", 3, "", "..\\b.safetensors"):
+    for outside in ("../b.safetensors", "/etc/passwd", "x/../../b.safetensors", 3, "", "..\\b.safetensors", "b\0"):
         write_index(model, {**weight_map, first: outside})
         assert "inside the directory" in error(model)
     write_index(model, {**weight_map, first: "c.safetensors"})
