@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import signal
 import sys
 from typing import Any
@@ -53,6 +54,9 @@ class Commands(click.Group):
         """Run; turn bad input into one line."""
         # A polite kill cleans up as Ctrl-C does: nothing half-written stays.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        # Bars and check marks become question marks where the terminal or the pipe is not UTF-8.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except InputError as error:

@@ -85,6 +85,7 @@ class Settings:
 
     def __init__(self, directory: str, device: str, dtype: str, prompt_tokens: int) -> None:
         import torch
+        from transformers import AutoConfig
 
         self.directory = directory
         if device == "auto":
@@ -100,8 +101,11 @@ class Settings:
         self.dtype = "auto" if self.quantized else getattr(torch, dtype)
         self.tolerance = TOLERANCE["bfloat16" if self.quantized else dtype]
         generator = torch.Generator().manual_seed(0)
-        length = min(prompt_tokens, int(self.config["max_position_embeddings"]))
-        self.prompt = torch.randint(0, int(self.config["vocab_size"]), (1, length), generator=generator)
+        # What config.json leaves out is as the base model's class has it.
+        known = {**AutoConfig.for_model(self.config["model_type"].removeprefix("lpes_")).to_dict(), **self.config}
+        self.positions = int(known["max_position_embeddings"])
+        length = min(prompt_tokens, self.positions)
+        self.prompt = torch.randint(0, int(known["vocab_size"]), (1, length), generator=generator)
         self.short = self.prompt[:, :SHORT_PROMPT]
 
     def load(self, auto_class: str, directory: str | None = None) -> Any:
@@ -201,9 +205,7 @@ def check_cached_generation(settings: Settings, model: Any) -> tuple[bool | None
     rope = settings.config.get("rope_parameters") or settings.config.get("rope_scaling") or {}
     # Beyond these positions longrope and dynamic change all frequencies, and cached keys keep the old ones:
     # there the base model's two ways differ too.
-    limit = min(
-        int(settings.config["max_position_embeddings"]), int(rope.get("original_max_position_embeddings") or 1 << 30)
-    )
+    limit = min(settings.positions, int(rope.get("original_max_position_embeddings") or 1 << 30))
     prompt = settings.short[:, : max(1, limit - NEW_TOKENS)].to(settings.device)
     ways = []
     for use_cache in (True, False):

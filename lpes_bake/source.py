@@ -230,13 +230,19 @@ def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Famil
         raise InputError(
             f"{where} has architecture {architecture!r}, which is not supported; supported: {', '.join(known)}"
         )
-    layers = config.get("num_hidden_layers")
-    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
-        raise InputError(f"{where}: num_hidden_layers in config.json must be a positive integer; got {layers!r}")
+    layers = num_layers(config, where)
     rope_settings(config, where)
     if is_baked:
         check_list(config.get("layer_rope_scaling"), where, layers)
     return family
+
+
+def num_layers(config: Mapping[str, Any], where: str) -> int:
+    """The number of decoder layers."""
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise InputError(f"{where}: num_hidden_layers in config.json must be a positive integer; got {layers!r}")
+    return layers
 
 
 def architecture_of(config: Mapping[str, Any], where: str) -> str:

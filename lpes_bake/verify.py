@@ -28,6 +28,7 @@ from lpes_bake.source import (
     WEIGHT_SUFFIXES,
     Source,
     check_list,
+    num_layers,
     read_config,
     rope_settings,
     weight_files,
@@ -219,7 +220,7 @@ def check_auto_map(config: Mapping[str, Any], family: Family) -> str:
 
 def check_factors_field(config: Mapping[str, Any], directory: Path) -> str:
     """layer_rope_scaling is valid, and the same as in the factors.json beside it."""
-    factors = check_list(config.get("layer_rope_scaling"), "config.json", int(config.get("num_hidden_layers") or 0))
+    factors = check_list(config.get("layer_rope_scaling"), "config.json", num_layers(config, "config.json"))
     found = f"{len(factors)} factors, {min(factors):g} to {max(factors):g}"
     if not (directory / "factors.json").is_file():
         return found
@@ -285,7 +286,7 @@ def check_weights(directory: Path) -> str:
     stale = sorted(
         path.name
         for path in directory.iterdir()
-        if (path.suffix in WEIGHT_SUFFIXES and path.name not in names)
+        if (path.suffix.lower() in WEIGHT_SUFFIXES and path.name not in names)
         or (path.name.endswith(".index.json") and (path.name != INDEX_FILE or SINGLE_FILE in names))
     )
     if stale:

@@ -110,6 +110,7 @@ def test_static_checks_import_no_torch_and_pass(baked: Path, tiny_llama: Path) -
         ),
         ("auto_map", lambda c: c["auto_map"].update(AutoModel="other.LpesLlamaModel"), "other.LpesLlamaModel"),
         ("factors", lambda c: c.pop("layer_rope_scaling"), "None"),
+        ("factors", lambda c: c.update(num_hidden_layers="four"), "positive integer"),
         ("factors", lambda c: c["layer_rope_scaling"].pop(), "3 factors for a model of 4 layers"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(1, 0.0), "layer 1"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(2, 1.05), "not what factors.json says"),
@@ -188,7 +189,7 @@ def test_weights_spread_over_other_files_are_still_the_bases(edited: Path, tiny_
 
 def test_truncated_stale_and_foreign_weights_are_caught(edited: Path) -> None:
     weights = edited / "model.safetensors"
-    for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin", "adapter_config.json"):
+    for name in ("model-00001-of-00002.safetensors", "pytorch_model.bin", "MODEL.BIN", "adapter_config.json"):
         (edited / name).write_bytes(weights.read_bytes())
         assert name in failed(verify(edited, live=None))["weights"]
         (edited / name).unlink()
@@ -278,6 +279,20 @@ def test_exit_codes_tell_failed_checks_from_bad_input(edited: Path, tmp_path: Pa
     done = run_cli(str(edited), "--static", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["ok"] is False
-    missing = run_cli(str(tmp_path / "nowhere"))
-    assert missing.returncode == 2
-    assert len(missing.stderr.strip().splitlines()) == 1
+    for bad in ([str(tmp_path / "nowhere")], [str(edited), "--device", "no-such-device"]):
+        done = run_cli(*bad)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_output_that_is_not_unicode_stops_nothing(baked: Path) -> None:
+    done = run_cli(str(baked), "--static", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "? model type" in done.stdout
+
+
+def test_a_config_may_leave_out_what_its_class_knows(tiny_llama: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
+    change_config(base, lambda config: config.pop("max_position_embeddings"))
+    out = bake(open_source(str(base)), Factors(FACTORS), tmp_path / "out").out
+    assert not failed(verify(out, live=LiveSettings(prompt_tokens=64)))

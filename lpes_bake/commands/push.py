@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lpes_bake.commands.verify import Checklist, live_options
+from lpes_bake.commands.verify import Checklist, live_options, live_settings
 
 
 @click.command("push")
@@ -46,10 +46,9 @@ def command(
     """
     from lpes_bake.push import NotVerified, push
     from lpes_bake.source import open_source
-    from lpes_bake.verify import LiveSettings
 
     source = open_source(base) if base is not None else None
-    live = None if static else LiveSettings(prompt_tokens, device, dtype)
+    live = live_settings(static, prompt_tokens, device, dtype)
     with Checklist(quiet=as_json, stderr=True) as checklist:
         try:
             pushed = push(

@@ -33,6 +33,19 @@ def live_options(function: Any) -> Any:
     return function
 
 
+def live_settings(static: bool, prompt_tokens: int, device: str | None, dtype: Any, trust: bool = False) -> Any:
+    """What those options say, None for static checks alone. InputError for a device that is not there."""
+    from lpes_bake.verify import LiveSettings
+
+    if static:
+        return None
+    if device is not None:
+        from lpes_bake.search.device import pick_device
+
+        pick_device(device)
+    return LiveSettings(prompt_tokens, device, dtype, trust)
+
+
 @click.command("verify")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
@@ -67,10 +80,10 @@ def command(
     Exit code 1 when a check fails, 2 when DIR is no baked checkpoint.
     """
     from lpes_bake.source import open_source
-    from lpes_bake.verify import LiveSettings, verify
+    from lpes_bake.verify import verify
 
     source = open_source(base) if base is not None else None
-    live = None if static else LiveSettings(prompt_tokens, device, dtype, trust_remote_code)
+    live = live_settings(static, prompt_tokens, device, dtype, trust_remote_code)
     with Checklist(quiet=as_json) as checklist:
         report = verify(directory, source, live=live, notify=checklist.show, doing=checklist.doing)
     if as_json:
