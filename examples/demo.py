@@ -11,10 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# 16 pairs of 8 hex digits: SmolLM2 finds the first one often and the others seldom.
-TASK = ["--pairs", "16", "--key-width", "8"]
-SEARCH = ["--contexts", "10", "--population", "8", "--generations", "4", "--held-out", "32", "--seed", "0"]
-EVALUATION = ["--contexts", "60", "--positions", "0,4,8,12,15", "--seed", "1000"]
+# A pair is short and asked for at five places: much signal from few tokens. Without its chat template
+# the model answers with the value at once.
+PLACES = "0,4,8,12,15"
+TASK = ["--pairs", "16", "--key-width", "4", "--positions", PLACES, "--chat-template", "off"]
+SEARCH = ["--contexts", "12", "--population", "8", "--generations", "3", "--heldout-contexts", "40"]
+EVALUATION = ["--contexts", "60"]
 
 
 def lpes_bake(*arguments: str) -> None:
