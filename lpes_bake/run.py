@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -144,6 +145,9 @@ def check_out(out: Path, *, resume: bool) -> None:
     """InputError unless a run can be written to `out`, or gone on with."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give a directory for the run")
+    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written, because of {place}; give another directory")
     if resume:
         stored_settings(out)
     # The settings alone are what a run leaves that is killed before its first line in the journal.

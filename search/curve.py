@@ -20,6 +20,9 @@ from lpes_bake.search.errors import InputError
 # one individual, and what was scored is to the last bit what ships.
 FACTOR_DECIMALS = 4
 
+# Factors on the grid: far more than anyone can search, few enough to hold.
+MAX_GRID = 100_000
+
 # x(t) = h is solved by splitting the interval that holds t, again and again: 32^10 = 2^50 parts in all.
 PARTS, ROUNDS = 32, 10
 
@@ -53,6 +56,8 @@ class CurveSettings:
                 f"the grid of factors from {self.y_low} to {self.y_high} in steps of {self.y_step} cannot work: "
                 "it needs 0 < y_low ≤ 1 ≤ y_high and y_step > 0"
             )
+        if (self.y_high - self.y_low) / self.y_step > MAX_GRID:
+            raise InputError(f"y_step is {self.y_step}: the grid would have more than {MAX_GRID} factors")
         for end, distance in (("y_low", 1 - self.y_low), ("y_high", self.y_high - 1)):
             steps = distance / self.y_step
             if abs(steps - round(steps)) > 1e-6:

@@ -113,9 +113,9 @@ class GeneticSearch:
         self.curve, self.settings, self.layers = curve, settings, layers
         self._rng = rng
         self._top = len(curve.grid) - 1
-        self._step_x = max(1, round(settings.max_step_x * layers))
-        self._step_y = int(settings.max_step_y / curve.y_step + 1e-9)
-        self._jump_y = int(settings.max_jump_y / curve.y_step + 1e-9)
+        self._step_x = max(1, round(min(settings.max_step_x, 1.0) * layers))
+        self._step_y = self._steps(settings.max_step_y)
+        self._jump_y = self._steps(settings.max_jump_y)
         self._seen: set[tuple[float, ...]] = set()
         # What was drawn once need not be decoded again to know that its factors were seen.
         self._drawn: set[tuple[tuple[int, int], ...]] = set()
@@ -160,6 +160,10 @@ class GeneticSearch:
             self._scored.append(Scored(individual, float(score) if valid and score is not None else -math.inf))
         self._asked = None
 
+    def _steps(self, distance: float) -> int:
+        """Whole steps of the grid in a distance of factors, at most the grid's own."""
+        return int(min(distance / self.curve.y_step, self._top) + 1e-9)
+
     def _ranking(self) -> list[Scored]:
         """All that were scored without failing, best first, equals in the order of their scoring."""
         return sorted((one for one in self._scored if one.score > -math.inf), key=lambda one: -one.score)
@@ -167,7 +171,7 @@ class GeneticSearch:
     def _first_population(self) -> list[Individual]:
         """The identity, and curves near it: every y within first_spread of 1, every x as far as a mutation goes."""
         one = self.curve.grid_of_one
-        spread = int(self.settings.first_spread / self.curve.y_step + 1e-9)
+        spread = self._steps(self.settings.first_spread)
         low, high = max(0, one - spread), min(self._top, one + spread)
         identity = [(point.x, one) for point in identity_points(self.curve, self.layers)]
         population: list[Individual] = []

@@ -159,6 +159,7 @@ def test_the_default_grid_is_the_documented_one() -> None:
     "settings",
     [
         {"control_points": 1},
+        {"y_step": 1e-300},
         {"y_low": 0.0},
         {"y_low": -0.5},
         {"y_low": 1.2},

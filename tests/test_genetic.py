@@ -213,3 +213,8 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
     with pytest.raises(InputError) as caught:
         make(**settings)
     assert next(iter(settings)) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_steps_beyond_the_grid_are_as_good_as_the_whole_grid() -> None:
+    search = make(max_step_x=1e308, max_step_y=1e308, max_jump_y=1e308, first_spread=1e308)
+    assert drive(search, lambda factors: -max(factors))

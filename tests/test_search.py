@@ -245,6 +245,7 @@ def test_a_directory_that_is_not_empty_is_refused(tiny_llama: Path, whole: Path,
     assert "is not empty" in one_line(invoke(tiny_llama, "--out", tmp_path, *SMALL))
     assert "--resume" in one_line(invoke(tiny_llama, "--out", whole, *SMALL))
     assert "is a file" in one_line(invoke(tiny_llama, "--out", tmp_path / "notes.txt", *SMALL))
+    assert "cannot be written" in one_line(invoke(tiny_llama, "--out", tmp_path / "notes.txt" / "run", *SMALL))
 
 
 def test_a_run_that_was_killed_before_its_journal_can_start_again(tiny_llama: Path, tmp_path: Path) -> None:
