@@ -187,9 +187,11 @@ def _load(source: Source, device: Any, dtype: Any) -> Any:
     """A base model, or a baked one, through lpes_bake's own copy of the files that ship."""
     if source.factors is None:
         return load_model(source, device, dtype)
+    from lpes_bake.search.models import load_whole
+
     modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
     model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
     try:
-        return model_class.from_pretrained(source.path, torch_dtype=dtype).to(device).eval()
+        return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
     except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
         raise InputError(f"{source.name} cannot be loaded on {device}: {first_line(error)}") from error

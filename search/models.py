@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import SHARED_MODULE, family_of
 
 
@@ -35,10 +36,18 @@ def load_scaled(
         }
     )
     model_class = getattr(modeling, f"{family.prefix}ForCausalLM")
-    model = model_class.from_pretrained(model_dir, config=config, torch_dtype=dtype, **kwargs)
+    model = load_whole(model_class, model_dir, config=config, torch_dtype=dtype, **kwargs)
     if "device_map" not in kwargs:
         model = model.to(torch.device(device))
     return model.eval()
+
+
+def load_whole(model_class: Any, model_dir: Path, **kwargs: Any) -> Any:
+    """from_pretrained, with an InputError for weights that are missing: it would make them up at random."""
+    model, info = model_class.from_pretrained(model_dir, output_loading_info=True, **kwargs)
+    if missing := sorted(info["missing_keys"]):
+        raise InputError(f"{model_dir} lacks weights of {model_class.__name__}: {', '.join(missing[:3])}")
+    return model
 
 
 def set_factors(model: Any, factors: Sequence[float]) -> None:

@@ -152,3 +152,19 @@ def test_a_model_without_tokenizer_or_language_head_is_refused(tiny_llama: Path,
     (bare / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
     result = run(bare, *TASK)
     assert result.exit_code == 2 and "causal LM" in result.stderr
+
+
+def test_weights_that_are_missing_are_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from lpes_bake.export import bake
+    from lpes_bake.factors import Factors
+    from lpes_bake.source import open_source
+
+    short = Path(shutil.copytree(tiny_llama, tmp_path / "short"))
+    tensors = load_file(short / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, short / "model.safetensors", metadata={"format": "pt"})
+    for directory in (short, bake(open_source(str(short)), Factors(FACTORS), tmp_path / "out").out):
+        result = run(directory, *TASK)
+        assert result.exit_code == 2 and "lm_head.weight" in result.stderr

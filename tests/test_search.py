@@ -258,6 +258,13 @@ def test_resuming_nothing_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     assert "no run to resume" in one_line(invoke(tiny_llama, "--out", tmp_path / "new", "--resume"))
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"pairs": "x"}', '{"positions": 5}', "[" * 100_000])
+def test_resuming_with_settings_that_are_none_is_refused(tiny_llama: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "journal.jsonl").touch()
+    (tmp_path / "settings.json").write_text(text)
+    assert "restore it or start a new run" in one_line(invoke(tiny_llama, "--out", tmp_path, "--resume"))
+
+
 def test_a_run_inside_the_model_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tiny_llama)

@@ -166,7 +166,8 @@ def command(
     """
     from rich.console import Console
 
-    from lpes_bake.run import Events, SearchSettings, search, stored_settings
+    from lpes_bake.run import SETTINGS_FILE, Events, SearchSettings, search, stored_settings
+    from lpes_bake.search.errors import InputError
     from lpes_bake.search.study import StudyStopped
 
     if resume:
@@ -176,7 +177,10 @@ def command(
         values = {name: value if name in explicit else stored.get(name, value) for name, value in values.items()}
         if revision is None and not Path(model).is_dir():
             revision = stored.get("base", {}).get("revision")
-    settings = SearchSettings.from_flat(values)
+    try:
+        settings = SearchSettings.from_flat(values)
+    except TypeError as error:  # options have the right types, a file that somebody edited may not
+        raise InputError(f"{out / SETTINGS_FILE} does not hold settings; restore it or start a new run") from error
     progress = Progress(Console(stderr=True, quiet=quiet), settings.genetic.population * settings.genetic.generations)
     again = f"lpes-bake search {shlex.quote(model)} --out {shlex.quote(str(out))} --resume"
     try:
