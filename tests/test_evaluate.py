@@ -165,6 +165,6 @@ def test_weights_that_are_missing_are_not_made_up(tiny_llama: Path, tmp_path: Pa
     tensors = load_file(short / "model.safetensors")
     del tensors["lm_head.weight"]
     save_file(tensors, short / "model.safetensors", metadata={"format": "pt"})
-    for directory in (short, bake(open_source(str(short)), Factors(FACTORS), tmp_path / "out").out):
+    for directory in (short, bake(open_source(str(short)), Factors(tuple(FACTORS)), tmp_path / "out").out):
         result = run(directory, *TASK)
         assert result.exit_code == 2 and "lm_head.weight" in result.stderr
