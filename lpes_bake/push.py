@@ -40,6 +40,8 @@ SENT_SUFFIXES = frozenset({
 # fmt: on
 SENT_NAMES = re.compile(r"(licen[cs]e|notice|copying|copyright|use_policy|tokenizer\.model)\b.*", re.IGNORECASE)
 
+ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")
+
 
 @dataclass(frozen=True)
 class Pushed:
@@ -110,6 +112,7 @@ def push(
             notify(check)
         raise NotVerified(quick)
     files, left_out = checkpoint_files(directory)
+    check_secrets(directory, files)
     check_card(directory, repo)
     api = HfApi(library_name="lpes-bake")
     doing("asking the Hub")
@@ -185,6 +188,13 @@ def checkpoint_files(directory: Path) -> tuple[list[str], list[str]]:
             else:
                 left_out.append(full)
     return sorted(sent), sorted(left_out)
+
+
+def check_secrets(directory: Path, files: list[str]) -> None:
+    """InputError when a text file to be sent holds something that looks like an access token of the Hub."""
+    for name in files:
+        if Path(name).suffix.lower() not in WEIGHT_SUFFIXES and ACCESS_TOKEN.search((directory / name).read_bytes()):
+            raise InputError(f"{name} holds what looks like an access token of the Hub: remove it from {directory}")
 
 
 def check_card(directory: Path, repo: str) -> None:

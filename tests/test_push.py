@@ -152,6 +152,14 @@ def test_only_the_checkpoints_own_files_are_sent(hub: Hub, edited: Path, tmp_pat
     assert b"private" not in commit.files.values()
 
 
+def test_a_forgotten_access_token_is_never_sent(hub: Hub, edited: Path, tmp_path: Path) -> None:
+    (edited / "notes.txt").write_text("login hf_" + "a1B2" * 9)
+    done = push(hub, tmp_path, str(edited), "alice/tiny")
+    refused(done, "notes.txt")
+    assert "a1B2" not in done.stdout + done.stderr
+    assert hub.requests == []
+
+
 def test_a_broken_upload_leaves_no_trace_and_a_rerun_completes_it(hub: Hub, baked: Path, tmp_path: Path) -> None:
     hub.fail("POST .*/commit/", 500)
     refused(push(hub, tmp_path, str(baked), "alice/tiny", "--static"), "nothing was committed", before_any_work=False)
