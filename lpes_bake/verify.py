@@ -30,6 +30,7 @@ from lpes_bake.source import (
     check_list,
     num_layers,
     read_config,
+    read_json,
     rope_settings,
     weight_files,
 )
@@ -265,6 +266,9 @@ def check_python_files(directory: Path, family: Family) -> str:
     extra = sorted(name for name in present - set(family.files) if not is_hidden(name))
     if extra:
         raise InputError(f"{extra[0]} is no file of a bake: remove it")
+    tokenizer = directory / "tokenizer_config.json"
+    if tokenizer.is_file() and read_json(tokenizer, str(directory)).get("auto_map"):
+        raise InputError(f"{tokenizer.name} has an auto_map, which makes loaders run other code: remove it")
     return f"{', '.join(family.files)}: byte for byte those that lpes-bake ships"
 
 

@@ -164,6 +164,11 @@ def test_missing_and_extra_python_files_are_caught(edited: Path) -> None:
     assert "layer_rope_scaling.py is missing" in failed(verify(edited, live=None))["python files"]
 
 
+def test_code_that_the_tokenizer_would_bring_is_caught(edited: Path) -> None:
+    (edited / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["eve/x--code.Tokenizer", null]}}')
+    assert "auto_map" in failed(verify(edited, live=None))["python files"]
+
+
 def test_one_changed_byte_in_the_weights_is_caught(edited: Path, tiny_llama: Path) -> None:
     path = edited / "model.safetensors"
     content = bytearray(path.read_bytes())
