@@ -7,6 +7,7 @@ ended, factors.json, curve.png and positions.png. torch is imported inside funct
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from lpes_bake.search.genetic import GeneticSearch, GeneticSettings, Individual
 from lpes_bake.search.journal import Journal
 from lpes_bake.search.study import Study, StudyResult, Trial, differences
 from lpes_bake.search.tasks import Example, KVRetrieval, encode, even_positions
-from lpes_bake.source import Source, open_source, parse_json, require_tokenizer
+from lpes_bake.source import Source, open_source, parse_json, require_tokenizer, weight_files
 
 SETTINGS_FILE = "settings.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -35,6 +36,9 @@ POSITION_PLOT = "positions.png"
 # The winner is judged on contexts that no search can have seen: seeds below this are for searches.
 HELDOUT_SEED = 1_000_000
 HELDOUT_POSITIONS = 5
+
+# Read from each end of a weight file to tell it from another.
+DIGEST_BYTES = 1 << 20
 
 Interval = tuple[float, float, float]
 
@@ -225,7 +229,7 @@ def search(
     dtype = pick_dtype(settings.dtype, device)
     # What "auto" came to is part of the settings: another device or dtype gives other scores.
     settings = replace(settings, device=device.type, dtype=str(dtype).removeprefix("torch."))
-    header = {"base": base_facts(source), **settings.flat()}
+    header = {"base": base_facts(source), "weights": weights_digest(source), **settings.flat()}
     if resume and (different := differences(stored_settings(out), header)):
         raise InputError(f"{out} is a run with other settings ({'; '.join(different)}); give the same, or a new --out")
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -258,6 +262,22 @@ def search(
         result.factors.save(out / FACTORS_FILE)
         draw(result, out)
     return result
+
+
+def weights_digest(source: Source) -> str:
+    """Tells two models with one config apart: a hash of the size and both ends of each weight file.
+
+    The whole files would take minutes to read for a large model, before each resumed run.
+    """
+    digest = hashlib.sha256()
+    for path in weight_files(source.path):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(DIGEST_BYTES))
+            file.seek(max(0, size - DIGEST_BYTES))
+            digest.update(file.read(DIGEST_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def load_model(source: Source, device: Any, dtype: Any) -> Any:

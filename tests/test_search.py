@@ -148,6 +148,17 @@ def test_resuming_with_another_model_is_refused(whole: Path, tiny_qwen2: Path) -
     assert result.exit_code == 2 and "base.model_type: 'llama' → 'qwen2'" in result.output
 
 
+def test_resuming_with_other_weights_under_the_same_config_is_refused(
+    whole: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / tiny_llama.name
+    shutil.copytree(tiny_llama, other)
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    assert "weights" in one_line(invoke(other, "--out", whole, "--resume"))
+
+
 def test_the_report_shows_positions_intervals_and_what_to_do_next(whole: Path, tiny_llama: Path) -> None:
     result = invoke(tiny_llama, "--out", whole, "--resume", "--quiet")
     printed = result.stdout
