@@ -13,10 +13,10 @@ from pathlib import Path
 
 # A pair is short and asked for at five places: much signal from few tokens. Without its chat template
 # the model answers with the value at once.
-PLACES = "0,4,8,12,15"
+PLACES = "0,3,7,11,15"
 TASK = ["--pairs", "16", "--key-width", "4", "--positions", PLACES, "--chat-template", "off"]
-SEARCH = ["--contexts", "12", "--population", "8", "--generations", "3", "--heldout-contexts", "40"]
-EVALUATION = ["--contexts", "60"]
+SEARCH = ["--contexts", "10", "--population", "8", "--generations", "3", "--heldout-contexts", "30"]
+EVALUATION = ["--contexts", "50"]
 
 
 def lpes_bake(*arguments: str) -> None:

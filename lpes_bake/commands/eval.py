@@ -182,6 +182,8 @@ def show(evaluation: Evaluation, console: Console) -> None:
     places = [str(position) for position in task.gold_positions]
     for metric, name in names.items():
         table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
+        # Names that differ at their end only (base, base-lpes) must not be cut there.
+        table.columns[0].overflow = "fold"
         for column in table.columns[1:]:
             column.justify = "right"
         for entry in evaluation.entries:
