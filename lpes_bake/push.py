@@ -71,7 +71,7 @@ class Pushed:
             f"from transformers import {self.auto_class}, AutoTokenizer\n"
             f'revision = "{self.commit}"\n'
             f'model = {self.auto_class}.from_pretrained("{self.repo}", revision=revision, trust_remote_code=True)\n'
-            f'tokenizer = AutoTokenizer.from_pretrained("{self.repo}", revision=revision)'
+            f'tokenizer = AutoTokenizer.from_pretrained("{self.repo}", revision=revision, trust_remote_code=True)'
         )
 
 
