@@ -105,7 +105,7 @@ def cos_sin(position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float, dt
 class LayerScaledRotaryEmbedding(nn.Module):
     """Stands before the family's rotary embedding in the list of bases and divides its frequencies."""
 
-    # The family's class brings these
+    # The family's class brings these,
     config: Any
     rope_type: str
     attention_scaling: float
@@ -164,7 +164,8 @@ class LayerScaledDecoderLayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if "position_embeddings" not in kwargs:
             # Gradient checkpointing before transformers 4.53 passes all by position, and these last.
-            *args, kwargs["position_embeddings"] = args  # type: ignore[assignment]
+            *rest, kwargs["position_embeddings"] = args
+            args = tuple(rest)
         kwargs["position_embeddings"] = layer_tables(
             kwargs["position_embeddings"], self.self_attn.layer_idx, hidden_states.dtype
         )
