@@ -175,4 +175,6 @@ def short(value: Any) -> str:
     """A value for the eye: numbers to four digits, whole ones in full."""
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(short(item) for item in value)})"
     return str(value).replace("|", "\\|")
