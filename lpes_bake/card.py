@@ -124,28 +124,37 @@ def sparkline(factors: Sequence[float]) -> str:
 def search_scores(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     """The scores that a search leaves, in words and tables; None for scores of any other shape."""
     try:
-        short = scores.get("short_text")
-        tables = []
-        for kind, title in (("accuracy", "Exact match"), ("logprob", "Mean log-probability of the answer's tokens")):
-            rows = []
-            for who, name in (("base", "base model"), ("lpes", "this model")):
-                if who in scores:
-                    found = scores[who][kind]
-                    values = [*found["by_position"], found["mean"], found["minimum"]]
-                    rows.append([name, *(decimals(value) for value in values)])
-            if "difference" in scores:
-                gain = scores["difference"][kind]
-                rows.append(["difference", *(interval(value) for value in [*gain["by_position"], gain["mean"]]), ""])
-            tables.append((title, [f"place {place}" for place in scores["positions"]], rows))
+        text = scores["text"]
         return {
-            "last_place": scores["pairs"] - 1,
-            **{name: scores[name] for name in ("pairs", "contexts", "seed")},
-            "tables": tables,
-            "short_text": short and {who: f"{short[who]:.3f}" for who in ("base", "lpes")},
-            "paragraphs": short and short["paragraphs"],
+            "tasks": [task_scores(one) for one in scores["tasks"]],
+            "text": {who: f"{text[who]:.3f}" for who in ("base", "lpes") if who in text},
+            "paragraphs": text["paragraphs"],
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def task_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """One task's scores: its name, what was asked, and a table a metric."""
+    tables = []
+    for kind, title in (("accuracy", "Accuracy"), ("logprob", "Mean log-probability of the answer's tokens")):
+        rows = []
+        for who, name in (("base", "base model"), ("lpes", "this model")):
+            if who in scores:
+                found = scores[who][kind]
+                means = [one[0] for one in [*found["by_position"], found["mean"]]]
+                rows.append([name, *(decimals(value) for value in [*means, found["minimum"]])])
+        if "difference" in scores:
+            gain = scores["difference"][kind]
+            rows.append(["difference", *(interval(value) for value in [*gain["by_position"], gain["mean"]]), ""])
+        unit = "%" if scores["position_unit"] == "%" else ""
+        tables.append((title, [f"place {place}{unit}" for place in scores["positions"]], rows))
+    return {
+        "title": scores["title"],
+        "contexts": scores["contexts"]["report"],
+        "settings": json.dumps(scores["settings"], ensure_ascii=False),
+        "tables": tables,
+    }
 
 
 def decimals(value: float | None) -> str:
@@ -153,10 +162,9 @@ def decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def interval(value: Sequence[float]) -> str:
+def interval(value: Sequence[float | None]) -> str:
     """A difference and its interval."""
-    middle, low, high = value
-    return f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
+    return "{} ({} to {})".format(*("–" if number is None else f"{number:+.2f}" for number in value))
 
 
 def leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -165,6 +173,8 @@ def leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
         name = f"{prefix} {str(key).replace('_', ' ')}".strip()
         if isinstance(value, Mapping):
             yield from leaves(value, f"{name}:" if not prefix else f"{name},")
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+            yield from leaves({f"{key} {i}": item for i, item in enumerate(value, 1)}, prefix)
         elif isinstance(value, (list, tuple)):
             yield name, " ".join(short(item) for item in value)
         else:

@@ -18,6 +18,7 @@ from lpes_bake.search.errors import InputError
 COMMANDS = {
     "search": "search",
     "show": "show",
+    "report": "report",
     "export": "export",
     "bake": "export",
     "verify": "verify",
@@ -75,6 +76,7 @@ def main() -> None:
 
     \b
     lpes-bake search MODEL --out RUN           find the factors
+    lpes-bake report RUN                       see what it found, and how sure that is
     lpes-bake export MODEL RUN/factors.json OUT  write a checkpoint that anyone can load
     lpes-bake verify OUT --base MODEL          prove that it is right
     lpes-bake eval MODEL OUT                   prove that it helps

@@ -5,105 +5,122 @@ torch is imported inside functions only.
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lpes_bake.comparison import METRICS, difference, measured
 from lpes_bake.factors import check_factors, load_factors
-from lpes_bake.run import check_lengths, first_line, load_model, load_tokenizer
+from lpes_bake.loading import load_model, load_tokenizer, require_causal
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.statistics import Interval, mean_interval, paired_interval
-from lpes_bake.search.tasks import KVRetrieval
 from lpes_bake.source import Source, open_source
 
 if TYPE_CHECKING:
     from lpes_bake.search.scoring import Scores
-
-METRICS = ("accuracy", "logprob")
+    from lpes_bake.search.tasks import Task
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the comparison. factors: what the model was scored with, None for a plain base model."""
+    """One model. factors: what it was scored with, None for a plain base model. scores: one a task."""
 
     label: str
     name: str
     revision: str | None
     factors: tuple[float, ...] | None
-    scores: Scores
+    scores: tuple[Scores, ...]
 
-    def by_position(self, metric: str) -> list[Interval]:
-        """(mean, low, high) of "accuracy" or "logprob" at each gold position."""
-        return [mean_interval(column) for column in self.scores.values(metric).T]
-
-    def difference(self, first: Entry, metric: str) -> tuple[Interval, list[Interval]]:
-        """This model minus `first` on the same contexts: over all positions, and at each."""
-        ours, theirs = self.scores.values(metric), first.scores.values(metric)
-        by_position = [paired_interval(a, b) for a, b in zip(ours.T, theirs.T, strict=True)]
-        return paired_interval(ours.mean(1), theirs.mean(1)), by_position
+    def values(self, task: int, metric: str) -> NDArray[np.float64]:
+        """(contexts, positions) of "accuracy" or "logprob" on one task."""
+        return self.scores[task].values(metric)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What was measured; the first entry is what the others are compared with."""
 
-    task: KVRetrieval
+    tasks: tuple[Task, ...]
+    contexts: int
+    too_long: tuple[int, ...]
+    seed: int
+    prompt_format: str
     device: str
     dtype: str
     entries: list[Entry]
 
+    def difference(self, entry: Entry, task: int, metric: str) -> dict[str, Any]:
+        """`entry` minus the first one on the same questions."""
+        return difference(entry.values(task, metric), self.entries[0].values(task, metric))
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data. Numbers that are not finite are null."""
+        """Plain data. Intervals are [mean, low, high]; numbers that are not finite are null."""
         return {
-            "task": {"name": "key-value retrieval", **asdict(self.task), "positions": list(self.task.gold_positions)},
+            "seed": self.seed,
+            "prompt_format": self.prompt_format,
             "device": self.device,
             "dtype": self.dtype,
-            "models": [self._entry(entry) for entry in self.entries],
+            "models": [
+                {
+                    "label": entry.label,
+                    "name": entry.name,
+                    "revision": entry.revision,
+                    "layer_rope_scaling": None if entry.factors is None else list(entry.factors),
+                }
+                for entry in self.entries
+            ],
+            "tasks": [
+                {
+                    "name": task.name,
+                    "settings": task.describe(),
+                    "positions": list(task.positions),
+                    "position_unit": task.position_unit,
+                    "contexts": self.contexts,
+                    "too_long": self.too_long[i],
+                    "models": [self._entry(entry, i) for entry in self.entries],
+                }
+                for i, task in enumerate(self.tasks)
+            ],
         }
 
-    def _entry(self, entry: Entry) -> dict[str, Any]:
-        first = self.entries[0]
-        measured = entry.scores.to_json()
-        result: dict[str, Any] = {
-            "label": entry.label,
-            "name": entry.name,
-            "revision": entry.revision,
-            "layer_rope_scaling": None if entry.factors is None else list(entry.factors),
-            "tokens": entry.scores.tokens,
-        }
+    def _entry(self, entry: Entry, task: int) -> dict[str, Any]:
+        result: dict[str, Any] = {"label": entry.label, "tokens": entry.scores[task].tokens}
         for metric in METRICS:
-            result[metric] = {**measured[metric], "intervals": [_interval(one) for one in entry.by_position(metric)]}
-        if entry is not first:
-            result["difference"] = {"against": first.label}
-            for metric in METRICS:
-                overall, by_position = entry.difference(first, metric)
-                result["difference"][metric] = {
-                    **_interval(overall),
-                    "by_position": [_interval(one) for one in by_position],
-                }
+            result[metric] = measured(entry.values(task, metric))
+        if entry is not self.entries[0]:
+            result["difference"] = {
+                "against": self.entries[0].label,
+                **{metric: self.difference(entry, task, metric) for metric in METRICS},
+            }
         return result
 
-    def plot(self, path: Path) -> None:
-        """Both metrics by gold position, as a PNG."""
+    def plot(self, path: Path) -> list[Path]:
+        """Both metrics by gold position, as a PNG for each task: NAME.png, or NAME-task.png where there are several."""
         from lpes_bake.plots import position_plot
 
-        accuracy, logprob = ({one.label: one.by_position(metric) for one in self.entries} for metric in METRICS)
-        title = f"Key-value retrieval, {self.task.contexts} contexts, 95 % intervals"
-        position_plot(accuracy, logprob, self.task.gold_positions, path, pairs=self.task.pairs, title=title)
-
-
-def _interval(interval: Interval) -> dict[str, float | None]:
-    numbers = [value if math.isfinite(value) else None for value in interval]
-    return dict(zip(("mean", "low", "high"), numbers, strict=True))
+        paths = []
+        for i, task in enumerate(self.tasks):
+            accuracy, logprob = (
+                {one.label: measured(one.values(i, metric))["by_position"] for one in self.entries}
+                for metric in METRICS
+            )
+            target = path if len(self.tasks) == 1 else path.with_name(f"{path.stem}-{i + 1}-{task.name}{path.suffix}")
+            title = f"{task.title}, {self.contexts} contexts, 95 % intervals"
+            position_plot(accuracy, logprob, task.positions, target, unit=task.position_unit, title=title)
+            paths.append(target)
+        return paths
 
 
 def evaluate(
     models: Sequence[str],
-    task: KVRetrieval,
+    tasks: Sequence[Task],
     *,
+    contexts: int,
+    seed: int,
+    prompt_format: str = "auto",
     factors: Sequence[Path] = (),
     revision: str | None = None,
     device: str | None = None,
@@ -112,33 +129,42 @@ def evaluate(
     trust_remote_code: bool = False,
     on_progress: Callable[[str, float], None] = lambda label, share: None,
 ) -> Evaluation:
-    """Score each model (base or baked directory, Hub name), and the first with each factors file, on `task`.
+    """Score each model (base or baked directory, Hub name), and the first with each factors file.
 
-    on_progress is given the label of the model at work and the share of its questions that are done.
-    Raises InputError before any weight is read when something cannot work.
+    The questions are those of the report part of each task, which no search sees. on_progress is given the
+    label of the model at work and the share of its questions that are done. Raises InputError before any
+    weight is read when something cannot work.
     """
     # Revisions belong to the Hub; a local directory beside a model of the Hub has none.
     sources = [open_source(one, revision=None if Path(one).is_dir() else revision, baked=True) for one in models]
     if revision is not None and all(Path(one).is_dir() for one in models):
         raise InputError("--revision is for models on the Hub, and all models given are local directories")
     for source in sources:
-        if not source.architecture.endswith("ForCausalLM"):
-            raise InputError(f"{source.name} is a {source.architecture}, which answers nothing; give a causal LM")
+        require_causal(source)
     with_factors = [_factors(path, sources[0]) for path in factors]
 
     from transformers.utils import logging
 
     from lpes_bake.search.device import pick_device, pick_dtype
+    from lpes_bake.search.prompts import Encoded, encode, take
 
     # Loading a baked directory's tokenizer without its code makes transformers warn of a model type it does not know.
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
-    examples = task.examples()
     tokenizers = [load_tokenizer(source, trust_remote_code=trust_remote_code) for source in sources]
-    for source, tokenizer in zip(sources, tokenizers, strict=True):
-        check_lengths(examples, tokenizer, source)
+    # What does not fit in the shortest model is left out for all: they must be asked the same.
+    limit, shortest = min((source.max_positions, i) for i, source in enumerate(sources))
+    taken = [take(task, "report", seed, contexts, tokenizers[shortest], prompt_format, limit) for task in tasks]
+    # To each model the same questions, as its own tokenizer reads them.
+    encoded = [
+        [
+            [[Encoded(example, *encode(example, tokenizer, prompt_format)) for example in one] for one in task.examples]
+            for task in taken
+        ]
+        for tokenizer in tokenizers
+    ]
 
     from lpes_bake.search.scoring import Scorer
 
@@ -148,14 +174,33 @@ def evaluate(
         own = None if source.factors is None else tuple(source.factors)
         variants = [own, *with_factors] if i == 0 else [own]
         on_progress(labels[0], 0.0)
-        scorer = Scorer(_load(source, where, precision), tokenizer, examples, batch_size=batch_size)
+        model = load_model(source, where, precision)
+        scorers = [
+            Scorer(model, tokenizer, task, own_contexts, batch_size=batch_size)
+            for task, own_contexts in zip(tasks, encoded[i], strict=True)
+        ]
         for variant in variants:
             label = labels.pop(0)
-            scores = scorer.score(variant, lambda share, label=label: on_progress(label, share))  # type: ignore[misc]
-            entries.append(Entry(label, source.name, source.revision, variant, scores))
+            scores = []
+            for done, scorer in enumerate(scorers):
+
+                def progress(share: float, done: int = done, label: str = label) -> None:
+                    on_progress(label, (done + share) / len(tasks))
+
+                scores.append(scorer.score(variant, accuracy=True, on_progress=progress))
+            entries.append(Entry(label, source.name, source.revision, variant, tuple(scores)))
         # The model goes before the next one comes: together they may not fit.
-        del scorer
-    return Evaluation(task, str(where), str(precision).removeprefix("torch."), entries)
+        del model, scorers, scorer
+    return Evaluation(
+        tuple(tasks),
+        contexts,
+        tuple(one.too_long for one in taken),
+        seed,
+        prompt_format,
+        str(where),
+        str(precision).removeprefix("torch."),
+        entries,
+    )
 
 
 def _factors(path: Path, source: Source) -> tuple[float, ...]:
@@ -181,17 +226,3 @@ def _labels(models: Sequence[str], sources: Sequence[Source], factors: Sequence[
         counts[name] = counts.get(name, 0) + 1
         labels.append(name if seen[name] == 1 else f"{name} ({counts[name]})")
     return labels
-
-
-def _load(source: Source, device: Any, dtype: Any) -> Any:
-    """A base model, or a baked one, through lpes_bake's own copy of the files that ship."""
-    if source.factors is None:
-        return load_model(source, device, dtype)
-    from lpes_bake.search.models import load_whole
-
-    modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
-    model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
-    try:
-        return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
-        raise InputError(f"{source.name} cannot be loaded on {device}: {first_line(error)}") from error

@@ -50,12 +50,17 @@ class Factors:
 
     def save(self, path: Path) -> None:
         """Write factors.json, whole or not at all."""
-        scratch = path.with_name(f".{path.name}.part")
-        try:
-            scratch.write_text(self.to_text(), encoding="utf-8")
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        save_text(path, self.to_text())
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def finite(value: Any) -> Any:

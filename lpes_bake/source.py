@@ -67,6 +67,12 @@ class Source:
         return int(self.config["num_hidden_layers"])
 
     @property
+    def max_positions(self) -> int:
+        """Tokens that a prompt may have; without end where the config names no limit."""
+        limit = self.config.get("max_position_embeddings")
+        return limit if isinstance(limit, int) else sys.maxsize
+
+    @property
     def architecture(self) -> str:
         """The base model's architecture name, for a baked directory too."""
         name = architecture_of(self.config, self.name)

@@ -8,6 +8,7 @@ x(t) = h. Needs numpy only.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +21,12 @@ from lpes_bake.search.errors import InputError
 # one individual, and what was scored is to the last bit what ships.
 FACTOR_DECIMALS = 4
 
+# The uniform factors that every search tries first.
+DEFAULT_UNIFORM = (0.8, 0.9, 1.1, 1.25)
+
+# A polynomial of higher degree follows noise.
+MAX_CONTROL_POINTS = 12
+
 # Factors on the grid: far more than anyone can search, few enough to hold.
 MAX_GRID = 100_000
 
@@ -30,9 +37,12 @@ FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class ControlPoint(NamedTuple):
-    """One control point: x is a layer (0 … L−1), y a factor from the grid."""
+    """One control point: x is a place in the depth (0 … L−1), y a factor.
 
-    x: int
+    In the genetic search x is a whole layer and y stands on the grid.
+    """
+
+    x: float
     y: float
 
 
@@ -41,16 +51,25 @@ Points = tuple[ControlPoint, ...]
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """How many control points, and the grid of factors that they stand on."""
+    """How many control points, the grid of factors that they stand on, and the level curves to try first."""
 
-    control_points: int = field(default=4, metadata={"help": "Control points of the Bézier curve over layer depth."})
+    control_points: int = field(
+        default=4, metadata={"help": f"Control points of the Bézier curve over layer depth, 2 to {MAX_CONTROL_POINTS}."}
+    )
     y_low: float = field(default=0.5, metadata={"help": "Smallest factor of the grid."})
     y_high: float = field(default=2.0, metadata={"help": "Largest factor of the grid."})
     y_step: float = field(default=0.05, metadata={"help": "Step of the grid; 1 must lie on it."})
+    uniform: tuple[float, ...] = field(
+        default=DEFAULT_UNIFORM,
+        metadata={
+            "help": "Factors that are tried in all layers alike before anything else, each moved to the grid; "
+            "those beyond its ends are left out."
+        },
+    )
 
     def __post_init__(self) -> None:
-        if self.control_points < 2:
-            raise InputError(f"control_points is {self.control_points}; a curve needs at least 2")
+        if not 2 <= self.control_points <= MAX_CONTROL_POINTS:
+            raise InputError(f"control_points is {self.control_points}; it must be from 2 to {MAX_CONTROL_POINTS}")
         if not (0 < self.y_low <= 1 <= self.y_high < np.inf and 0 < self.y_step < np.inf):
             raise InputError(
                 f"the grid of factors from {self.y_low} to {self.y_high} in steps of {self.y_step} cannot work: "
@@ -65,6 +84,9 @@ class CurveSettings:
                     f"{end} {getattr(self, end)} is not a whole number of steps of {self.y_step} away from 1; "
                     "the grid must hold 1, the factor that changes nothing"
                 )
+        for value in self.uniform:
+            if not 0 < value < np.inf:
+                raise InputError(f"uniform holds {value}; a factor must be positive")
 
     @property
     def grid(self) -> FloatArray:
@@ -78,10 +100,34 @@ class CurveSettings:
         """The place of factor 1 in the grid."""
         return round((1 - self.y_low) / self.y_step)
 
+    @property
+    def uniform_places(self) -> list[int]:
+        """The places in the grid of 1 and then of the uniform factors, each once."""
+        inside = (value for value in self.uniform if self.y_low <= value <= self.y_high)
+        places = (self.grid_of_one + round((value - 1) / self.y_step) for value in inside)
+        return list(dict.fromkeys([self.grid_of_one, *places]))
 
-def identity_points(settings: CurveSettings, layers: int) -> Points:
-    """The curve that changes nothing: every y is 1, the x's spread evenly over the layers."""
-    return tuple(ControlPoint(int(x), 1.0) for x in np.linspace(0, layers - 1, settings.control_points).round())
+
+def level_points(settings: CurveSettings, layers: int, y: float) -> Points:
+    """A curve with the same y everywhere, its x's spread evenly over the layers. y = 1 changes nothing."""
+    return tuple(ControlPoint(int(x), y) for x in np.linspace(0, layers - 1, settings.control_points).round())
+
+
+def even_points(ys: Sequence[float], layers: int) -> Points:
+    """Control points at even distances in depth, (C,) factors from the first layer's to the last layer's."""
+    xs = np.linspace(0, layers - 1, len(ys)).round(6)
+    return tuple(ControlPoint(float(x), float(y)) for x, y in zip(xs, ys, strict=True))
+
+
+def bernstein(layers: int, control_points: int) -> FloatArray:
+    """The (layers, C) matrix B for which B @ y are the factors of the curve through `even_points(y)`.
+
+    At even distances x(t) = (L−1)·t, so layer h has t = h/(L−1), and B[h, k] is the Bernstein polynomial
+    C(n, k) · t^k · (1−t)^(n−k), n = C−1. A single layer takes t = 1/2, as in `decode`.
+    """
+    t = np.linspace(0, 1, layers) if layers > 1 else np.array([0.5])
+    n = control_points - 1
+    return np.stack([math.comb(n, k) * t**k * (1 - t) ** (n - k) for k in range(control_points)], axis=1)
 
 
 def bezier(coordinates: Sequence[float], t: FloatArray) -> FloatArray:

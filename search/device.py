@@ -9,14 +9,20 @@ from lpes_bake.search.errors import InputError
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def pick_device(name: str | None = None) -> Any:
-    """The torch.device called `name` ("cpu", "cuda", "cuda:1", "mps"), or the best there is: cuda, mps, cpu."""
+def pick_device(name: str | None = None, local_rank: int | None = None) -> Any:
+    """The torch.device called `name` ("cpu", "cuda", "cuda:1", "mps"), or the best there is: cuda, mps, cpu.
+
+    local_rank: number of this process on its machine, where there are several; each takes a GPU of its own.
+    """
     import torch
 
     if name is None:
         if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+            name = "cuda"
+        else:
+            return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if name == "cuda" and local_rank is not None:
+        name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
         # The only test that holds for every kind of device, and for the number behind the colon.

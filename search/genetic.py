@@ -1,18 +1,19 @@
 """The genetic algorithm of LPES (Wang et al., arXiv 2606.27705) as an ask/tell object.
 
 It knows curves and scores, and no model. `ask` gives the individuals of the next generation that
-were never seen before; `tell` takes their scores, higher is better:
+were never seen before; `tell` takes what came of them:
 
     search = GeneticSearch(CurveSettings(), GeneticSettings(), layers=30, rng=np.random.default_rng(0))
     while generation := search.ask():
-        search.tell([score(individual.factors) for individual in generation])
-    print(search.best, search.ended)
+        search.tell([Outcome(score(individual.factors)) for individual in generation])
+    print(search.ranking()[0], search.ended)
 
 All chance comes from the one generator object: same seed and same scores, same individuals.
 
 Where the paper gives no detail this is our choice: truncation selection (the best of all that were
 scored are the parents, so the search is elitist), half of the children by crossover, and one rule for
-how far a control point may move, which crossover and mutation share (`_move`).
+how far a control point may move, which crossover and mutation share (`_move`). The uniform factors
+in the first population are ours too; `uniform=()` leaves the identity alone there.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lpes_bake.search.curve import ControlPoint, CurveSettings, Points, decode, identity_points
+from lpes_bake.search.curve import ControlPoint, CurveSettings, decode, level_points
 from lpes_bake.search.errors import InputError
+from lpes_bake.search.optimizer import AskTell, Individual, Outcome
 
 # Inside the search a control point is a pair of whole numbers, (layer, place in the grid), so that
 # equality and bounds are exact.
@@ -36,7 +38,11 @@ class GeneticSettings:
     """How the genetic algorithm searches. The whole costs at most population × generations evaluations."""
 
     population: int = field(
-        default=32, metadata={"help": "New individuals scored in each generation; each costs one evaluation."}
+        default=32,
+        metadata={
+            "help": "New individuals scored in each generation, in the first one more where there are more uniform "
+            "factors; each costs one evaluation."
+        },
     )
     generations: int = field(default=20, metadata={"help": "Generations at most, the first included."})
     parents: float = field(
@@ -77,24 +83,8 @@ class GeneticSettings:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be positive")
 
 
-@dataclass(frozen=True)
-class Individual:
-    """A curve and what it decodes to, one factor a layer."""
-
-    points: Points
-    factors: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An individual and its score; a failed or NaN score is −inf and never wins."""
-
-    individual: Individual
-    score: float
-
-
-class GeneticSearch:
-    """Searches for the curve with the highest score.
+class GeneticSearch(AskTell):
+    """Searches for the curve with the highest score. Only what was scored to the end ranks and breeds.
 
     layers: decoder layers of the model. rng: the only source of chance; the search owns it.
     Raises InputError for settings that leave no room to move in.
@@ -103,6 +93,7 @@ class GeneticSearch:
     def __init__(self, curve: CurveSettings, settings: GeneticSettings, layers: int, rng: np.random.Generator) -> None:
         if layers < 1:
             raise ValueError(f"layers is {layers}; a model has at least 1")
+        super().__init__()
         for name in ("first_spread", "max_step_y", "max_jump_y"):
             # The tolerance lets 0.15 / 0.05 = 2.9999999999999996 be three steps.
             if getattr(settings, name) / curve.y_step < 1 - 1e-9:
@@ -111,6 +102,7 @@ class GeneticSearch:
                     "no control point could ever move"
                 )
         self.curve, self.settings, self.layers = curve, settings, layers
+        self.parents = max(2, round(settings.parents * settings.population))
         self._rng = rng
         self._top = len(curve.grid) - 1
         self._step_x = max(1, round(min(settings.max_step_x, 1.0) * layers))
@@ -120,79 +112,51 @@ class GeneticSearch:
         # What was drawn once need not be decoded again to know that its factors were seen.
         self._drawn: set[tuple[tuple[int, int], ...]] = set()
         self._genes: dict[tuple[float, ...], Genes] = {}
-        self._scored: list[Scored] = []
-        self._asked: list[Individual] | None = None
-        self.generation = 0
-        self.ended: str | None = None
 
-    @property
-    def best(self) -> Scored | None:
-        """The best individual so far; of equals the earliest, so the identity wins its ties. None before any."""
-        ranking = self._ranking()
-        return ranking[0] if ranking else None
-
-    def ask(self) -> list[Individual]:
-        """The new individuals of the next generation; an empty list when the search has `ended`."""
-        if self._asked is not None:
-            raise RuntimeError("tell the scores of the last generation before asking for the next one")
-        if self.ended is None and self.generation >= self.settings.generations:
+    def _next(self) -> list[Individual]:
+        if self.generation >= self.settings.generations:
             self.ended = f"all {self.settings.generations} generations are done"
-        if self.ended is None and self.generation > 0 and not self._ranking():
-            self.ended = "no individual could be scored, so there is none to breed from"
-        if self.ended is not None:
             return []
-        asked = self._first_population() if self.generation == 0 else self._children()
+        if self.generation > 0 and not self._scored:
+            self.ended = "no individual could be scored, so there is none to breed from"
+            return []
+        asked = self._first_population() if self.generation == 0 else self._fill([], self._offspring())
         if not asked:
             self.ended = f"generation {self.generation + 1} found no new individual: the search is exhausted"
-            return []
-        self._asked = asked
-        self.generation += 1
-        return list(asked)
+        return asked
 
-    def tell(self, scores: Sequence[float | None]) -> None:
-        """The scores of the individuals last asked, in order; None, NaN and ±inf mean that it failed."""
-        if self._asked is None:
-            raise RuntimeError("ask before telling")
-        if len(scores) != len(self._asked):
-            raise ValueError(f"{len(self._asked)} individuals were asked, but {len(scores)} scores were told")
-        for individual, score in zip(self._asked, scores, strict=True):
-            valid = score is not None and math.isfinite(score)
-            self._scored.append(Scored(individual, float(score) if valid and score is not None else -math.inf))
-        self._asked = None
+    def _learn(self, asked: Sequence[Individual], outcomes: Sequence[Outcome]) -> None:
+        """The scores are all that it needs."""
 
     def _steps(self, distance: float) -> int:
         """Whole steps of the grid in a distance of factors, at most the grid's own."""
         return int(min(distance / self.curve.y_step, self._top) + 1e-9)
 
-    def _ranking(self) -> list[Scored]:
-        """All that were scored without failing, best first, equals in the order of their scoring."""
-        return sorted((one for one in self._scored if one.score > -math.inf), key=lambda one: -one.score)
-
     def _first_population(self) -> list[Individual]:
-        """The identity, and curves near it: every y within first_spread of 1, every x as far as a mutation goes."""
-        one = self.curve.grid_of_one
-        spread = self._steps(self.settings.first_spread)
-        low, high = max(0, one - spread), min(self._top, one + spread)
-        identity = [(point.x, one) for point in identity_points(self.curve, self.layers)]
+        """The identity, the uniform factors, and curves near the identity."""
         population: list[Individual] = []
-        self._add(identity, population)
+        for place in self.curve.uniform_places:
+            self._add([(x, place) for x in self._even_x()], population)
+        return self._fill(population, self._near_identity)
 
-        def near_identity() -> Genes:
-            steps = self._rng.integers(-self._step_x, self._step_x + 1, len(identity))
-            xs = np.sort(np.clip([x for x, _ in identity] + steps, 0, self.layers - 1))
-            ys = [int(self._rng.integers(low, high + 1))]
-            while len(ys) < len(xs):
-                ys.append(
-                    int(self._rng.integers(max(low, ys[-1] - self._jump_y), min(high, ys[-1] + self._jump_y) + 1))
-                )
-            return [(int(x), y) for x, y in zip(xs, ys, strict=True)]
+    def _even_x(self) -> list[int]:
+        return [int(point.x) for point in level_points(self.curve, self.layers, 1.0)]
 
-        return self._fill(population, near_identity)
+    def _near_identity(self) -> Genes:
+        """A random curve: every y within first_spread of 1, every x as far from its even place as a mutation goes."""
+        one, spread = self.curve.grid_of_one, self._steps(self.settings.first_spread)
+        low, high = max(0, one - spread), min(self._top, one + spread)
+        even = self._even_x()
+        steps = self._rng.integers(-self._step_x, self._step_x + 1, len(even))
+        xs = np.sort(np.clip(even + steps, 0, self.layers - 1))
+        ys = [int(self._rng.integers(low, high + 1))]
+        while len(ys) < len(xs):
+            ys.append(int(self._rng.integers(max(low, ys[-1] - self._jump_y), min(high, ys[-1] + self._jump_y) + 1)))
+        return [(int(x), y) for x, y in zip(xs, ys, strict=True)]
 
-    def _children(self) -> list[Individual]:
-        """Children of the best individuals so far."""
-        count = max(2, round(self.settings.parents * self.settings.population))
-        parents = [self._genes[one.individual.factors] for one in self._ranking()[:count]]
+    def _offspring(self) -> Callable[[], Genes]:
+        """What draws a child of the best individuals so far."""
+        parents = [self._genes[one.individual.factors] for one in self.ranking()[: self.parents]]
 
         def child() -> Genes:
             if len(parents) > 1 and self._rng.random() < self.settings.crossover:
@@ -201,7 +165,7 @@ class GeneticSearch:
                 return self._mutate(genes) if self._rng.random() < self.settings.mutation else genes
             return self._mutate(parents[self._rng.integers(len(parents))])
 
-        return self._fill([], child)
+        return child
 
     def _fill(self, population: list[Individual], draw: Callable[[], Genes]) -> list[Individual]:
         """Draw until the population is full; give up after a bounded number of draws."""
@@ -222,7 +186,7 @@ class GeneticSearch:
             return
         self._seen.add(factors)
         self._genes[factors] = genes
-        population.append(Individual(points, factors))
+        population.append(Individual(factors, points))
 
     def _crossover(self, first: Genes, second: Genes) -> Genes:
         """The first parent, with some of its control points moved to where the second has them."""

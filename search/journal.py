@@ -1,8 +1,8 @@
-"""The journal of a study: an append-only file of JSON lines that survives a kill at any moment.
+"""The journal of a run: an append-only file of JSON lines that survives a kill at any moment.
 
-Each line is one record with a checksum, written in one go, flushed and synced before the study goes
+Each line is one record with a checksum, written in one go, flushed and synced before the run goes
 on. A last line that was torn by a kill is dropped; damage anywhere else is an error. The first record
-is the header: the settings of the run that owns the journal.
+is the header: the settings of the run that owns the journal. What the other records are, `ledger` says.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -20,6 +21,8 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: nothing guards against two runs at once there
     fcntl = None  # type: ignore[assignment]
+
+JOURNAL_FORMAT = 2
 
 Record = dict[str, Any]
 
@@ -119,3 +122,38 @@ class Journal:
             pass
         finally:
             os.close(folder)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Each setting that differs as "name: old → new", nested ones with dots."""
+    found: list[str] = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            found.append(f"{prefix}{name}: {before!r} → {after!r}")
+    return found
+
+
+def check_header(journal: Journal, settings: Mapping[str, Any]) -> None:
+    """Write the header of a new journal, or compare an old one's.
+
+    settings: JSON values that identify the run. Raises InputError when they differ, or the journal is of
+    another format.
+    """
+    header = {"journal": JOURNAL_FORMAT, "settings": dict(settings)}
+    if not journal.records:
+        journal.append(header)
+        return
+    first = journal.records[0]
+    if first.get("journal") != JOURNAL_FORMAT:
+        raise InputError(
+            f"{journal.path} has journal format {first.get('journal')!r}, this version of lpes-bake reads "
+            f"{JOURNAL_FORMAT}; go on with the version that wrote it, or start a new run"
+        )
+    if different := differences(first["settings"], settings):
+        raise InputError(
+            f"{journal.path} belongs to a run with other settings ({'; '.join(different)}); "
+            "give the same ones, or a new output directory"
+        )

@@ -1,29 +1,51 @@
-"""Loading a base model through the very files that ship, with factors that can be changed in place."""
+"""Loading a base model through the very files that ship, and changing its factors in place.
+
+torch is imported inside functions: a quantisation that cannot be had is refused before it loads.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import SHARED_MODULE, family_of
 
+QUANTIZATIONS = ("4bit", "8bit")
+
 
 def load_scaled(
-    model_dir: Path, *, dtype: Any, device: Any = "cpu", factors: Sequence[float] | None = None, **kwargs: Any
+    model_dir: Path,
+    *,
+    dtype: Any,
+    device: Any = "cpu",
+    factors: Sequence[float] | None = None,
+    device_map: Any = None,
+    quantization: str | None = None,
+    **kwargs: Any,
 ) -> Any:
     """The base model in `model_dir` as its LPES class, in eval mode.
 
-    dtype: a torch.dtype. factors: one a layer; None is the identity. kwargs go to from_pretrained.
+    dtype: a torch.dtype. factors: one a layer; None is the identity. device_map: as from_pretrained takes
+    it ("auto", or module → device), for models that no single device holds; None puts all on `device`.
+    quantization: "4bit" or "8bit" through bitsandbytes. A checkpoint that is quantised already (its
+    config.json has quantization_config) is loaded as it says. kwargs go to from_pretrained.
     """
-    import json
-
-    import torch
-
-    config_dict = json.loads((model_dir / "config.json").read_text())
+    config_dict = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     family = family_of(config_dict, str(model_dir))
+    if quantization is not None:
+        if config_dict.get("quantization_config"):
+            raise InputError(f"{model_dir} is quantised already; leave out the quantization {quantization!r}")
+        kwargs["quantization_config"] = bitsandbytes_config(quantization, dtype)
+    # A quantised model cannot be moved once it is loaded.
+    if device_map is None and (quantization is not None or config_dict.get("quantization_config")):
+        device_map = {"": device}
     shared = importlib.import_module(f"lpes_bake.modeling.{SHARED_MODULE}")
     modeling = importlib.import_module(f"lpes_bake.modeling.{family.module}")
     config_class = getattr(shared, f"{family.prefix}Config")
@@ -36,10 +58,28 @@ def load_scaled(
         }
     )
     model_class = getattr(modeling, f"{family.prefix}ForCausalLM")
+    if device_map is not None:
+        kwargs["device_map"] = device_map
     model = load_whole(model_class, model_dir, config=config, torch_dtype=dtype, **kwargs)
-    if "device_map" not in kwargs:
-        model = model.to(torch.device(device))
+    if device_map is None:
+        model = model.to(device)
     return model.eval()
+
+
+def bitsandbytes_config(quantization: str, dtype: Any) -> Any:
+    """transformers' BitsAndBytesConfig for "4bit" (NF4, computing in dtype) or "8bit"."""
+    if quantization not in QUANTIZATIONS:
+        raise InputError(f"quantization must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"quantization {quantization!r} needs bitsandbytes, which is not installed; "
+            "pip install bitsandbytes, or load the model without it"
+        )
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "4bit":
+        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 def load_whole(model_class: Any, model_dir: Path, **kwargs: Any) -> Any:
@@ -53,3 +93,55 @@ def load_whole(model_class: Any, model_dir: Path, **kwargs: Any) -> Any:
 def set_factors(model: Any, factors: Sequence[float]) -> None:
     """Give a loaded model other factors: a matter of microseconds, nothing is reloaded."""
     model.base_model.rotary_emb.set_layer_rope_scaling(factors)
+
+
+@contextmanager
+def differentiable_factors(model: Any, factors: Sequence[float]) -> Iterator[Any]:
+    """Within, the model computes with `factors` as a leaf tensor (layers,), which is handed out.
+
+    All weights are frozen, here and from now on: nothing but the factors is ever trained.
+    """
+    import torch
+
+    set_factors(model, factors)
+    model.requires_grad_(False)
+    rotary = model.base_model.rotary_emb
+    buffer = rotary.layer_rope_scaling
+    leaf = torch.tensor(list(factors), dtype=buffer.dtype, device=buffer.device, requires_grad=True)
+    rotary.layer_rope_scaling = leaf
+    try:
+        yield leaf
+    finally:
+        rotary.layer_rope_scaling = buffer
+
+
+@contextmanager
+def checkpointed_layers(model: Any, enabled: bool = True) -> Iterator[None]:
+    """Within, a layer's activations are dropped after its forward pass and computed again for its backward pass.
+
+    transformers' own switch would do the same, but works in training mode only, where a config may ask for dropout.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    layers = list(model.base_model.layers) if enabled else []
+    # accelerate's hooks for several devices live in the same attribute, so what was there must come back.
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+
+
+def device_of(module: Any) -> Any:
+    """The torch.device that `module` computes on; weights that are offloaded stand elsewhere meanwhile."""
+    import torch
+
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return torch.device(device) if device is not None else module.weight.device

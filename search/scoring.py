@@ -1,64 +1,81 @@
-"""The scoring engine: how well a model with given factors answers the examples.
+"""The scoring engine: how well a model with given factors answers the questions of a task.
 
-One teacher-forced pass gives all that is wanted: the answer's log-probability, and whether greedy
-decoding would begin with it. Questions about one context share their prompt's beginning, which is
-computed once; logits are computed at answer positions only.
+The questions of a context are computed as one row: their common beginning once, then what each adds,
+side by side and hidden from one another. One such teacher-forced pass gives the answers'
+log-probabilities, and whether greedy decoding would begin with them; where the task's metric reads free
+text, decoding goes on from the same cache. Logits are computed at answer positions only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.models import set_factors
+from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, set_factors
+from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.statistics import spread
-from lpes_bake.search.tasks import Example, encode
+from lpes_bake.search.tasks import Task
 
-# Tokens in one batch. A CPU gains nothing from more; a GPU that cannot hold so many backs off.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 4096}
+# Tokens in one batch of contexts. A CPU gains nothing from a second context.
+BATCH_TOKENS = {"cpu": 1, "cuda": 16384, "mps": 4096}
+# Tokens that the questions of one row add to their common beginning. They need a mask with so many rows, so it
+# must stay short; what adds more gets a row of its own, which takes over from the cache what both begin with.
+PACKED_TOKENS = 512
 # Their frequencies depend on the longest position of a call, so each prompt needs a call of its own.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+# The name that `row_attention` goes by in transformers' registry.
+ROW_ATTENTION = "lpes_rows"
 
-FITNESS = ("logprob", "accuracy")
+FITNESS = ("logprob", "probability", "accuracy")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one candidate. Rows are contexts, columns gold positions."""
+    """Scores of one candidate. Rows are contexts, columns gold positions; NaN where the model gave NaN."""
 
     positions: tuple[int, ...]
     logprob: NDArray[np.float64]
-    """(contexts, positions): mean log-probability of the answer's tokens; NaN where the model gave NaN."""
-    exact: NDArray[np.bool_]
-    """(contexts, positions): whether greedy decoding begins with the answer."""
+    """(contexts, positions): mean log-probability of the answer's tokens, in nats."""
+    probability: NDArray[np.float64]
+    """(contexts, positions): probability of the whole answer under teacher forcing."""
+    exact: NDArray[np.float64]
+    """(contexts, positions): 1 where the answer was right, 0 where it was wrong; NaN also where that takes
+    generated text, which was not asked for."""
     tokens: int
-    """Tokens that went through the model, padding left out."""
+    """Tokens that went through the model, generated ones among them, padding left out."""
+    outputs: list[list[str]]
+    """(contexts, positions): generated text up to where the answer was decided; empty when nothing was generated."""
 
     def fitness(self, kind: str = "logprob") -> float:
-        """Mean over contexts and positions of "logprob" or "accuracy"; NaN when any score is NaN."""
+        """Mean over contexts and positions of "logprob", "probability" or "accuracy"; NaN when any score is NaN."""
         return float(self.values(kind).mean())
 
     def values(self, kind: str) -> NDArray[np.float64]:
-        """(contexts, positions) of "logprob" or "accuracy" as floats, NaN where the model gave NaN."""
+        """(contexts, positions) of "logprob", "probability" or "accuracy"."""
         if kind not in FITNESS:
             raise InputError(f"fitness must be one of {', '.join(FITNESS)}; got {kind!r}")
-        if kind == "logprob":
-            return self.logprob
-        return np.where(np.isnan(self.logprob), np.nan, self.exact)
+        return self.exact if kind == "accuracy" else self.probability if kind == "probability" else self.logprob
 
     def by_position(self) -> list[dict[str, float]]:
-        """One dict a gold position: position, accuracy, logprob."""
-        columns = zip(self.positions, self.values("accuracy").mean(0), self.logprob.mean(0), strict=True)
-        return [{"position": p, "accuracy": float(a), "logprob": float(v)} for p, a, v in columns]
+        """One dict a gold position: position, logprob, probability, accuracy."""
+        means = {kind: self.values(kind).mean(0) for kind in FITNESS}
+        return [
+            {"position": position, **{kind: float(means[kind][column]) for kind in FITNESS}}
+            for column, position in enumerate(self.positions)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: sample size, by position, and mean, minimum and spread over positions (NaN is null)."""
@@ -67,7 +84,7 @@ class Scores:
             "positions": list(self.positions),
             "tokens": self.tokens,
         }
-        for kind in ("accuracy", "logprob"):
+        for kind in FITNESS:
             by_position = self.values(kind).mean(0)
             result[kind] = {
                 "by_position": [_number(value) for value in by_position],
@@ -83,235 +100,573 @@ def _number(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Questions that begin with the same tokens: computed as one prefix and one row of suffixes."""
+class _Question(Encoded):
+    """An encoded question and its place in the table of scores."""
 
-    prefix: list[int]
-    suffixes: list[list[int]]
-    """Each: the rest of the prompt (at least its last token) and the answer but for its last token."""
-    answers: list[list[int]]
-    rows: list[int]
-    """Indices of the questions in the list of examples."""
+    context: int
+    column: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Questions that are computed together: `shared` tokens that all their prompts begin with, then what each
+    adds: the rest of its prompt (at least the last token, which predicts the answer's first) and the answer but
+    for its last token."""
+
+    questions: list[_Question]
+    shared: int
+    kept: int = 0
+    """Of the shared tokens, those that the row before leaves in the cache."""
+
+    @property
+    def beginning(self) -> list[int]:
+        return self.questions[0].prompt[self.kept : self.shared]
+
+    @property
+    def suffixes(self) -> list[list[int]]:
+        return [question.prompt[self.shared :] + question.answer[:-1] for question in self.questions]
 
     @property
     def tokens(self) -> int:
-        return len(self.prefix) + sum(len(suffix) for suffix in self.suffixes)
+        """Tokens that the row takes through the model."""
+        return self.shared - self.kept + sum(len(suffix) for suffix in self.suffixes)
+
+
+# Rows to be computed one after the other, each taking over a part of the cache that the one before leaves.
+_Chain = list[_Row]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """How one question was answered. logprobs: (tokens,); output: generated text, None where none was asked for."""
+
+    question: _Question
+    logprobs: NDArray[np.float64]
+    exact: float
+    output: str | None
 
 
 class Scorer:
-    """Scores factors on fixed examples with one loaded model, whose factors are swapped in place."""
+    """Scores factors on fixed contexts of one task with one loaded model, whose factors are swapped in place.
+
+    The scores of contexts [start, stop) depend on the model, the factors, start and stop alone, bit for bit,
+    and never on what was scored before; on a CPU, which takes contexts one by one, not even on start and stop.
+    Running out of memory may change last digits: the call goes on with smaller batches, and the next call
+    starts with whole ones again.
+    """
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        examples: Sequence[Example],
+        task: Task,
+        contexts: Sequence[Sequence[Encoded]],
         *,
         batch_size: int | None = None,
         shared_prefixes: bool = True,
+        checkpointing: bool | None = None,
     ) -> None:
-        """model: what `load_scaled` gives. batch_size: contexts in a batch; None lets the device decide.
+        """model: what `load_scaled` gives. contexts: what `take` gives, encoded by this model's tokenizer.
 
-        shared_prefixes=False computes every prompt whole and by itself, as is always done for models
-        whose frequencies depend on the length of the call (dynamic, longrope) or whose window slides.
+        batch_size: contexts in a batch; None lets the device decide. shared_prefixes=False computes every
+        prompt whole and by itself, as is always done for models whose frequencies depend on the length of the
+        call (dynamic, longrope) or whose window slides. checkpointing: whether `gradient` computes a layer's
+        activations twice instead of keeping them; None does so on anything but a CPU.
 
         Raises InputError when a prompt with its answer is longer than the model's positions.
         """
-        self.model = model
-        self.device = model.get_input_embeddings().weight.device
+        self.model, self.tokenizer, self.task = model, tokenizer, task
+        self.device = device_of(model.get_input_embeddings())
+        self.checkpointing = self.device.type != "cpu" if checkpointing is None else checkpointing
         # transformers 5.24 renamed it.
         self._cache_name = "cache" if "cache" in signature(model.base_model.forward).parameters else "past_key_values"
-        self.batch_size = batch_size
-        self.batch_tokens = BATCH_TOKENS.get(self.device.type, 4096)
         self.plain = (
             not shared_prefixes
             or model.base_model.rotary_emb.rope_type in LENGTH_DEPENDENT
             or bool(getattr(model.config, "use_sliding_window", False))
         )
-        self.positions = tuple(dict.fromkeys(example.position for example in examples))
-        contexts = list(dict.fromkeys(example.context for example in examples))
-        if len(examples) != len(contexts) * len(self.positions):
-            raise ValueError("every context must be asked once for every gold position")
-        self.shape = (len(contexts), len(self.positions))
-        self._cells = [
-            contexts.index(example.context) * len(self.positions) + self.positions.index(example.position)
-            for example in examples
+        self.batch_size = 1 if self.plain else batch_size
+        self.batch_tokens = BATCH_TOKENS.get(self.device.type, 4096)
+        self.positions = tuple(one.example.position for one in contexts[0])
+        if any(tuple(one.example.position for one in context) != self.positions for context in contexts):
+            raise ValueError("every context must be asked once for every gold position, in one order")
+        questions = [
+            [_Question(one.example, one.prompt, one.answer, number, column) for column, one in enumerate(context)]
+            for number, context in enumerate(contexts)
         ]
-        encoded = [encode(example, tokenizer) for example in examples]
-        self._check_lengths(encoded)
-        together: dict[int, list[int]] = {}
-        for row, example in enumerate(examples):
-            together.setdefault(row if self.plain else example.context, []).append(row)
-        groups = [_group([encoded[row] for row in rows], rows) for rows in together.values()]
-        # Like lengths together waste little on padding; longest first, so that memory runs out at once or never.
-        self._groups = sorted(groups, key=lambda group: -group.tokens)
+        self._check_lengths([question for context in questions for question in context])
+        # Of each context: one chain, or in plain mode one a question.
+        self._chains: list[list[_Chain]] = [
+            [[_Row([question], 0)] for question in context] if self.plain else [_chain(context)]
+            for context in questions
+        ]
 
-    def _check_lengths(self, encoded: Sequence[tuple[list[int], list[int]]]) -> None:
-        longest = max(len(prompt) + len(answer) for prompt, answer in encoded)
+    def _check_lengths(self, questions: Sequence[_Question]) -> None:
+        generated = self.task.max_new_tokens if self.task.generates else 0
+        longest = max(len(one.prompt) + max(len(one.answer), generated) for one in questions)
         limit = self.model.config.max_position_embeddings
         if longest > limit:
             raise InputError(
                 f"the longest prompt with its answer has {longest} tokens, but the model has only {limit} positions "
-                "(max_position_embeddings); use fewer pairs or shorter keys"
+                "(max_position_embeddings); use shorter contexts"
             )
 
     def score(
-        self, factors: Sequence[float] | None = None, on_progress: Callable[[float], None] | None = None
+        self,
+        factors: Sequence[float] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        accuracy: bool = False,
+        on_progress: Callable[[float], None] | None = None,
     ) -> Scores:
-        """Score the model with `factors`, one a layer; None leaves the model as it is.
+        """Score contexts start … stop − 1 with `factors`, one a layer; None leaves the model as it is.
 
-        on_progress is given the share of the work that is done, batch by batch.
+        accuracy: generate text where the task's metric reads it; elsewhere accuracy costs nothing and is always
+        there. on_progress is given the share of the batches' contexts that are done.
         """
         if factors is not None:
             set_factors(self.model, factors)
-        logprob = np.full(self.shape, np.nan)
-        exact = np.zeros(self.shape, dtype=np.bool_)
-        total = sum(group.tokens for group in self._groups)
-        done = start = 0
-        while start < len(self._groups):
-            batch = self._groups[start : start + self._batch_length(start)]
-            try:
-                results = self._run(batch)
-            except RuntimeError as error:
-                if not _out_of_memory(error):
-                    raise
-                self._back_off(batch)
-                continue
-            rows = [row for group in batch for row in group.rows]
-            for row, (value, right) in zip(rows, results, strict=True):
-                logprob.flat[self._cells[row]] = value
-                exact.flat[self._cells[row]] = right
-            start += len(batch)
-            done += sum(group.tokens for group in batch)
-            if on_progress is not None:
-                on_progress(done / total)
-        return Scores(self.positions, logprob, exact, total)
+        contexts = self._between(start, stop)
+        # The longest first, so that memory runs out at once or never.
+        queue = sorted((chain for chains in contexts for chain in chains), key=_tokens, reverse=True)
+        total = limit = len(queue)
+        tokens = sum(map(_tokens, queue))
+        answers: list[_Answer] = []
+        with torch.inference_mode(), self._attention():
+            while queue:
+                batch = self._batch(queue, limit)
+                try:
+                    found, generated = self._answer(batch, accuracy and self.task.generates)
+                except RuntimeError as error:
+                    if not _out_of_memory(error):
+                        raise
+                    if len(batch) == 1:
+                        raise self._too_large(batch[0]) from error
+                    limit = len(batch) // 2
+                else:
+                    answers += found
+                    tokens += generated
+                    del queue[: len(batch)]
+                    if on_progress is not None:
+                        on_progress(1 - len(queue) / total)
+                    continue
+                # Outside of the handler, which keeps the tensors of the failed call alive.
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+        return self._scores(answers, start, len(contexts), tokens)
 
-    def _batch_length(self, start: int) -> int:
-        """Groups in the batch that begins at `start`, whose first group is its longest."""
-        if self.plain:
-            return 1
-        if self.batch_size is not None:
-            return self.batch_size
-        return max(1, self.batch_tokens // self._groups[start].tokens)
+    def gradient(
+        self, factors: Sequence[float], start: int, stop: int, weights: Sequence[float]
+    ) -> tuple[Scores, NDArray[np.float64]]:
+        """The scores, and (layers,): d/d factor of Σ_p weights_p · mean over contexts of logprob[:, p].
 
-    def _back_off(self, batch: Sequence[_Group]) -> None:
-        """After running out of memory: half the batch from now on."""
-        if len(batch) == 1:
-            raise InputError(
-                f"out of memory on {self.device} with a single prompt of {batch[0].tokens} tokens; "
-                "use shorter prompts, a smaller dtype or another device"
-            )
-        if self.batch_size is not None:
-            self.batch_size = len(batch) // 2
-        else:
-            self.batch_tokens = sum(group.tokens for group in batch) // 2
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    @torch.inference_mode()
-    def _run(self, batch: Sequence[_Group]) -> list[tuple[float, bool]]:
-        """(log-probability, exact match) for each question of the batch, group by group."""
-        hidden = self._plain_hidden(batch[0]) if self.plain else self._shared_hidden(batch)
-        targets = self._tensor([token for group in batch for answer in group.answers for token in answer])
-        logits = self.model.lm_head(hidden).float()
-        logprobs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
-        right = (logits.argmax(-1) == targets) & ~logprobs.isnan()
-        lengths = [len(answer) for group in batch for answer in group.answers]
-        return [
-            (float(values.double().mean()), bool(hits.all()))
-            for values, hits in zip(logprobs.cpu().split(lengths), right.cpu().split(lengths), strict=True)
-        ]
-
-    def _plain_hidden(self, group: _Group) -> torch.Tensor:
-        """Last hidden states where the answer of the group's only question is predicted: (tokens, hidden_size)."""
-        tokens = self._tensor([group.prefix + group.suffixes[0]])
-        hidden: torch.Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden[0, -len(group.answers[0]) :]
-
-    def _shared_hidden(self, batch: Sequence[_Group]) -> torch.Tensor:
-        """Last hidden states where answers are predicted, question by question: (tokens, hidden_size).
-
-        Two calls: the prefixes fill a cache, then all suffixes of a group pass as one row beside it.
+        Row by row, each computed whole, so that memory holds one at a time. The tokens counted are those of the
+        forward pass; the backward pass costs about as much again, and once more with checkpointing.
         """
-        longest_prefix = max(len(group.prefix) for group in batch)
-        cache = None
-        if longest_prefix:
-            # Padding stands on the right, where causal attention keeps it from all that comes before.
-            prefixes = [group.prefix + [0] * (longest_prefix - len(group.prefix)) for group in batch]
-            cache = DynamicCache()
-            self.model.base_model(input_ids=self._tensor(prefixes), use_cache=True, **{self._cache_name: cache})
-        tokens, positions, mask = _suffix_rows(batch, longest_prefix)
-        hidden: torch.Tensor = self.model.base_model(
-            input_ids=self._tensor(tokens),
-            position_ids=self._tensor(positions),
-            attention_mask=self._additive(mask),
+        contexts = self._between(start, stop)
+        rows = [_Row(row.questions, row.shared) for chains in contexts for chain in chains for row in chain]
+        gradient = np.zeros(self.model.config.num_hidden_layers)
+        answers: list[_Answer] = []
+        with (
+            differentiable_factors(self.model, factors) as leaf,
+            checkpointed_layers(self.model, self.checkpointing),
+            self._attention(),
+        ):
+            for row in rows:
+                try:
+                    hidden, _ = self._hidden([row])
+                    logprobs, best = self._judge([row], hidden)
+                    shares = [
+                        weights[question.column] / len(contexts) * values.mean()
+                        for question, values in zip(row.questions, logprobs, strict=True)
+                    ]
+                    (part,) = torch.autograd.grad(torch.stack(shares).sum(), leaf)
+                except RuntimeError as error:
+                    if not _out_of_memory(error):
+                        raise
+                    raise self._too_large([row]) from error
+                gradient += part.cpu().double().numpy()
+                answers += self._answers([row], logprobs, best)
+        return self._scores(answers, start, len(contexts), sum(row.tokens for row in rows)), gradient
+
+    def tokens(self, start: int = 0, stop: int | None = None, gradient: bool = False) -> int:
+        """Tokens that `score`, or `gradient`, takes through the model for contexts; generated ones not counted."""
+        rows = [row for chains in self._between(start, stop) for chain in chains for row in chain]
+        return sum(row.tokens + (row.kept if gradient else 0) for row in rows)
+
+    def _between(self, start: int, stop: int | None) -> list[list[_Chain]]:
+        """The chains of contexts start … stop − 1."""
+        stop = len(self._chains) if stop is None else stop
+        if not 0 <= start < stop <= len(self._chains):
+            raise ValueError(f"contexts {start} to {stop} were asked for, but there are {len(self._chains)}")
+        return self._chains[start:stop]
+
+    def _batch(self, queue: Sequence[_Chain], limit: int) -> list[_Chain]:
+        """The chains to compute together next: several only where each is a single row, and at most `limit`."""
+        if len(queue[0]) > 1:
+            return [queue[0]]
+        size = self.batch_size or max(1, self.batch_tokens // queue[0][0].tokens)
+        return list(takewhile(lambda chain: len(chain) == 1, queue[: min(size, limit)]))
+
+    def _too_large(self, chain: _Chain) -> InputError:
+        return InputError(
+            f"out of memory on {self.device} with a single context of {_tokens(chain)} tokens; "
+            "use shorter contexts, a smaller dtype or another device"
+        )
+
+    def _answer(self, batch: Sequence[_Chain], generate: bool) -> tuple[list[_Answer], int]:
+        """All answers of a batch, and how many tokens were generated and read again."""
+        answers: list[_Answer] = []
+        generated = 0
+        cached = not self.plain and (generate or len(batch[0]) > 1)
+        cache = DynamicCache() if cached else None
+        for rows in zip(*batch, strict=True):
+            hidden, mask = self._hidden(rows, cache)
+            logprobs, best = self._judge(rows, hidden)
+            outputs: list[str] | None = None
+            if generate:
+                outputs, read = self._generate(rows, cache, mask, [int(tokens[0]) for tokens in best])
+                generated += read
+            answers += self._answers(rows, logprobs, best, outputs)
+        return answers, generated
+
+    def _answers(
+        self,
+        rows: Sequence[_Row],
+        logprobs: Sequence[torch.Tensor],
+        best: Sequence[torch.Tensor],
+        outputs: Sequence[str] | None = None,
+    ) -> list[_Answer]:
+        """What `_judge` and `_generate` found, question by question."""
+        questions = [question for row in rows for question in row.questions]
+        found = []
+        for i, question in enumerate(questions):
+            values = logprobs[i].detach().cpu().double().numpy()
+            output = None if outputs is None else outputs[i]
+            if np.isnan(values).any() or (self.task.generates and output is None):
+                exact = math.nan
+            elif output is not None:
+                exact = float(self.task.correct(question.example, output))
+            else:
+                exact = float(best[i].tolist() == question.answer)
+            found.append(_Answer(question, values, exact, output))
+        return found
+
+    def _scores(self, answers: Sequence[_Answer], start: int, contexts: int, tokens: int) -> Scores:
+        """The answers as a table whose first row is context `start`."""
+        shape = (contexts, len(self.positions))
+        logprob, probability, exact = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
+        texts = np.full(shape, "", dtype=object)
+        for answer in answers:
+            cell = answer.question.context - start, answer.question.column
+            logprob[cell] = answer.logprobs.mean()
+            probability[cell] = math.exp(answer.logprobs.sum())
+            exact[cell] = answer.exact
+            texts[cell] = answer.output
+        generated = any(answer.output is not None for answer in answers)
+        return Scores(self.positions, logprob, probability, exact, tokens, texts.tolist() if generated else [])
+
+    def _hidden(self, rows: Sequence[_Row], cache: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Last hidden states where answers are predicted, question by question, (answer tokens, hidden_size), and
+        the mask that they were computed with (see `_layout`); None in plain mode."""
+        if self.plain:
+            (question,) = rows[0].questions
+            tokens = self._tensor([question.prompt + question.answer[:-1]])
+            states: torch.Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+            return states[0, -len(question.answer) :], None
+        if cache is not None and (surplus := cache.get_seq_length() - rows[0].kept):
+            cache.crop(-surplus)
+        layout = _layout(rows)
+        mask = torch.from_numpy(layout.mask).to(self.device)
+        states = self._call(self._tensor(layout.tokens), self._tensor(layout.places), mask, cache)
+        return states.flatten(0, 1)[torch.tensor(layout.picks, device=states.device)], mask
+
+    def _call(self, tokens: torch.Tensor, places: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Last hidden states (batch, tokens, hidden_size) under `row_attention`."""
+        states: torch.Tensor = self.model.base_model(
+            input_ids=tokens,
+            position_ids=places,
+            attention_mask=mask[:, None],
             use_cache=cache is not None,
             **{self._cache_name: cache},
         ).last_hidden_state
-        picks: list[int] = []
-        for row, group in enumerate(batch):
-            end = row * len(tokens[0])
-            for suffix, answer in zip(group.suffixes, group.answers, strict=True):
+        return states
+
+    def _judge(
+        self, rows: Sequence[_Row], hidden: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """For each question: the log-probabilities of its answer's tokens, and the likeliest tokens in their places."""
+        answers = [question.answer for row in rows for question in row.questions]
+        logits = self.model.lm_head(hidden)
+        # float32, or more where the model has more.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        targets = torch.tensor([token for answer in answers for token in answer], device=logits.device)
+        logprobs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        lengths = [len(answer) for answer in answers]
+        return logprobs.split(lengths), logits.argmax(-1).split(lengths)
+
+    def _generate(
+        self, rows: Sequence[_Row], cache: Any, mask: torch.Tensor | None, first: list[int]
+    ) -> tuple[list[str], int]:
+        """Greedy decoding, until the task is content with the text, or the model ends it.
+
+        first: each question's first token. Returns the texts, and how many tokens were generated and read again.
+        """
+        questions = [question for row in rows for question in row.questions]
+        if mask is None:
+            advance, tokens = self._advance_plain(questions[0]), first
+        else:
+            advance, tokens = self._advance(rows, cache, mask), first
+        ends = _ends(self.model)
+        written: list[list[int]] = [[] for _ in questions]
+        texts = [""] * len(questions)
+        going = list(range(len(questions)))
+        read = 0
+        while True:
+            for i in list(going):
+                written[i].append(tokens[i])
+                texts[i] = self.tokenizer.decode(written[i], skip_special_tokens=True)
+                if (
+                    tokens[i] in ends
+                    or len(written[i]) == self.task.max_new_tokens
+                    or self.task.finished(texts[i])
+                    or self.task.correct(questions[i].example, texts[i])
+                ):
+                    going.remove(i)
+            if not going:
+                return texts, read
+            if mask is None and not read:
+                read = len(questions[0].prompt)
+            read += len(going)
+            tokens = advance(tokens)
+
+    def _advance(self, rows: Sequence[_Row], cache: Any, mask: torch.Tensor) -> Callable[[list[int]], list[int]]:
+        """A function from each question's last token to its next one, all questions of all rows at once.
+
+        A question that has ended goes on beside the others, for nothing: in a call that waits for the weights
+        to be read, its token is free.
+        """
+        width = max(len(row.questions) for row in rows)
+        cells = [(row, column) for row, one in enumerate(rows) for column in range(len(one.questions))]
+        # What a question sees: what the last token of its prompt sees, and then its own new tokens.
+        seen = mask.new_zeros(len(rows), width, mask.shape[-1])
+        for row, one in enumerate(rows):
+            end = 0
+            for column, (question, suffix) in enumerate(zip(one.questions, one.suffixes, strict=True)):
                 end += len(suffix)
-                picks.extend(range(end - len(answer), end))
-        return hidden.flatten(0, 1)[self._tensor(picks)]
+                seen[row, column] = mask[row, end - len(question.answer)]
+        own = torch.eye(width, dtype=torch.bool, device=mask.device).expand(len(rows), -1, -1)
+        place = self._tensor([[0] * width for _ in rows])
+        token = place.clone()
+        index = tuple(torch.tensor(one) for one in zip(*cells, strict=True))
+        place[index] = self._tensor([len(question.prompt) for row in rows for question in row.questions])
+
+        def advance(tokens: list[int]) -> list[int]:
+            nonlocal seen, place
+            seen = torch.cat((seen, own), dim=-1)
+            token[index] = self._tensor(tokens)
+            states = self._call(token, place, seen, cache)
+            place = place + 1
+            best: list[int] = self.model.lm_head(states[index]).argmax(-1).tolist()
+            return best
+
+        return advance
+
+    def _advance_plain(self, question: _Question) -> Callable[[list[int]], list[int]]:
+        """The same for one question, as transformers' own generation does it."""
+        cache: Any = None
+        # The pass that judged the answer read it too, and a sliding cache cannot be cut: the prompt is read again.
+        unread = question.prompt
+
+        def advance(tokens: list[int]) -> list[int]:
+            nonlocal cache, unread
+            output = self.model.base_model(
+                input_ids=self._tensor([[*unread, *tokens]]), use_cache=True, **{self._cache_name: cache}
+            )
+            cache, unread = output[self._cache_name], []
+            return [int(self.model.lm_head(output.last_hidden_state[0, -1]).argmax())]
+
+        return advance
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
-    def _additive(self, mask: NDArray[np.bool_]) -> torch.Tensor:
-        """0 where a token may look, the dtype's minimum elsewhere: what every transformers version takes as is."""
-        allowed = torch.from_numpy(mask).to(self.device)[:, None]
-        dtype = self.model.dtype
-        return torch.zeros(allowed.shape, dtype=dtype, device=self.device).masked_fill_(
-            ~allowed, torch.finfo(dtype).min
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        """Within, the model attends as rows need it."""
+        config, before = self.model.config, self.model.config._attn_implementation
+        if not self.plain:
+            config._attn_implementation = ROW_ATTENTION
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+
+def _tokens(chain: _Chain) -> int:
+    return sum(row.tokens for row in chain)
+
+
+def _chain(questions: Sequence[_Question]) -> _Chain:
+    """The questions of a context as rows.
+
+    In the order of their tokens, neighbours have the most in common: one row takes as many as add no more than
+    PACKED_TOKENS, and each row takes over from the one before what their prompts have in common. So a beginning
+    is computed once, however many questions share it: all (one document list, many questions) or only some (a
+    document that moves through the list).
+    """
+    rows: _Chain = []
+    together: list[_Question] = []
+    for question in sorted(questions, key=lambda one: one.prompt):
+        row = _row([*together, question])
+        if together and sum(len(suffix) for suffix in row.suffixes) > PACKED_TOKENS:
+            rows.append(_row(together))
+            together = []
+        together.append(question)
+    rows.append(_row(together))
+    for i in range(1, len(rows)):
+        before, row = rows[i - 1], rows[i]
+        pair = [before.questions[0].prompt[: before.shared], row.questions[0].prompt[: row.shared]]
+        rows[i] = _Row(row.questions, row.shared, kept=_common(pair))
+    return rows
+
+
+def _row(questions: list[_Question]) -> _Row:
+    """One row. The last token of a prompt yields the answer's first logits, so it is never shared."""
+    return _Row(questions, _common([question.prompt[:-1] for question in questions]))
+
+
+def _common(lists: Sequence[list[int]]) -> int:
+    """How many tokens all lists begin with."""
+    low, high = min(lists), max(lists)
+    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Rows as arrays: `shared` columns of beginnings, padded, then `added` columns of suffixes, padded.
+
+    tokens, places: (rows, shared + added), ids and positions. mask: (rows, added, kept + shared + added), true
+    where an added token may look: at its row's beginning and at its own suffix up to itself. picks: where
+    answers are predicted, indices into the flattened tokens.
+    """
+
+    tokens: NDArray[np.int64]
+    places: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    picks: list[int]
+
+
+def _layout(rows: Sequence[_Row]) -> _Layout:
+    kept = rows[0].kept
+    shared = max(len(row.beginning) for row in rows)
+    added = max(sum(len(suffix) for suffix in row.suffixes) for row in rows)
+    tokens = np.zeros((len(rows), shared + added), dtype=np.int64)
+    # Padding stands on the right of a beginning, where causal attention keeps it from all that comes before.
+    places = np.tile(np.arange(kept, kept + shared + added), (len(rows), 1))
+    mask = np.zeros((len(rows), added, kept + shared + added), dtype=np.bool_)
+    picks: list[int] = []
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.beginning)] = row.beginning
+        end = 0
+        for question, suffix in zip(row.questions, row.suffixes, strict=True):
+            start, end = end, end + len(suffix)
+            tokens[i, shared + start : shared + end] = suffix
+            places[i, shared + start : shared + end] = np.arange(row.shared, row.shared + len(suffix))
+            mask[i, start:end, : row.shared] = True
+            mask[i, start:end, kept + shared + start : kept + shared + end] = np.tri(len(suffix), dtype=np.bool_)
+            first = i * tokens.shape[1] + shared + end - len(question.answer)
+            picks += range(first, first + len(question.answer))
+        # A token that may look nowhere is NaN in some kernels: padding looks at itself.
+        mask[i, end:, kept + shared + end :] |= np.eye(added - end, dtype=np.bool_)
+    return _Layout(tokens, places, mask, picks)
+
+
+def row_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of rows: as many last queries as `attention_mask` has rows are masked by it, those before are causal.
+
+    query: (batch, heads, queries, head_dim); key, value: (batch, key heads, keys, head_dim), the cache's first.
+    attention_mask: (batch, 1, masked, keys), true where a query may look. Returns (batch, queries, heads,
+    head_dim). A mask for all queries would keep fast kernels out and be of quadratic size.
+    """
+    masked = attention_mask.shape[2]
+    shared, known = query.shape[2] - masked, key.shape[2] - masked
+    parts = []
+    if shared:
+        # The kernels' own causal mask is for queries without a cache before them.
+        mask = None
+        if known > shared:
+            mask = torch.ones(shared, known, dtype=torch.bool, device=query.device).tril(known - shared)[None, None]
+        beginning, _none = sdpa_attention_forward(
+            module, query[:, :, :shared], key[:, :, :known], value[:, :, :known], mask, scaling=scaling
         )
-
-
-def _group(encoded: Sequence[tuple[list[int], list[int]]], rows: list[int]) -> _Group:
-    """Split the prompts of one context into their common beginning and the rest."""
-    prompts = [prompt for prompt, _ in encoded]
-    # The last token of a prompt yields the answer's first logits, so it never belongs to the prefix.
-    limit = min(len(prompt) for prompt in prompts) - 1
-    first = prompts[0]
-    common = next((i for i in range(limit) if any(prompt[i] != first[i] for prompt in prompts)), limit)
-    return _Group(
-        prefix=first[:common],
-        suffixes=[prompt[common:] + answer[:-1] for prompt, answer in encoded],
-        answers=[answer for _, answer in encoded],
-        rows=rows,
+        parts.append(beginning)
+    # Heads that share keys and values become rows of one head, so that nothing is copied for each of them.
+    batch, heads, _queries, width = query.shape
+    group = heads // key.shape[1]
+    folded = query[:, :, shared:].reshape(batch, -1, group * masked, width)
+    added = torch.nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=attention_mask.repeat(1, 1, group, 1), scale=scaling
     )
+    parts.append(added.reshape(batch, heads, masked, width).transpose(1, 2))
+    return torch.cat(parts, dim=1), None
 
 
-def _suffix_rows(
-    batch: Sequence[_Group], longest_prefix: int
-) -> tuple[list[list[int]], list[list[int]], NDArray[np.bool_]]:
-    """All suffixes of a group in one row, padded: tokens, positions (groups, length), and the mask
-    (groups, length, longest_prefix + length) that is true where a token may look: at its group's prefix and at
-    its own suffix up to itself."""
-    length = max(sum(len(suffix) for suffix in group.suffixes) for group in batch)
-    tokens, positions = [], []
-    mask = np.zeros((len(batch), length, longest_prefix + length), dtype=np.bool_)
-    for row, group in enumerate(batch):
-        ids: list[int] = []
-        places: list[int] = []
-        for suffix in group.suffixes:
-            start, size = len(ids), len(suffix)
-            mask[row, start : start + size, : len(group.prefix)] = True
-            own = slice(longest_prefix + start, longest_prefix + start + size)
-            mask[row, start : start + size, own] = np.tri(size, dtype=np.bool_)
-            ids += suffix
-            places += range(len(group.prefix), len(group.prefix) + size)
-        padding = length - len(ids)
-        # A row that may look nowhere is NaN in some kernels: padding looks at itself.
-        for column in range(len(ids), length):
-            mask[row, column, longest_prefix + column] = True
-        tokens.append(ids + [0] * padding)
-        positions.append(places + [0] * padding)
-    return tokens, positions, mask
+ALL_ATTENTION_FUNCTIONS[ROW_ATTENTION] = row_attention
+
+
+def _ends(model: Any) -> set[int]:
+    """The tokens that end a text."""
+    ends = model.generation_config.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
     text = str(error)
     return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def memory_estimate(
+    config: Any, tokens: int, dtype: torch.dtype, *, gradient: bool = True, checkpointing: bool = True
+) -> int:
+    """Bytes on paper for one context of `tokens` tokens: to score it, or with gradient=True to differentiate it.
+
+    config: a Llama's or Qwen2's; its weights are counted in dtype, quantised or not. With b bytes a number, hidden
+    size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
+
+        weights       b · (v·h, twice unless tied, + L · (2·h·q + 2·h·k + 3·h·i + 2·h) + h)
+        layer         tokens · (8·h + b · (4·q + 4·k + 3·i + rows)): what a layer keeps for its backward pass:
+                      the input of both norms in float32; queries and keys before and behind rotation, their
+                      rotated halves, values and output; gate, its activation and up; a mask of `rows` rows a
+                      key head, PACKED_TOKENS at most
+        logits        PACKED_TOKENS · v · (2·b + 8), at answer positions only
+        scoring       weights + layer + logits + tokens · 2·L·k·b, a cache
+        gradient      weights + L · layer + layer for the gradients of the layer at work + logits; with
+                      checkpointing L · layer shrinks to tokens · L·h·b, the layers' inputs, and one layer
+
+    A 7B Llama (Vicuna) in bfloat16 at 4096 tokens: 13.5 GB of weights, 16 GB in all with checkpointing, 36 GB without.
+    """
+    size = dtype.itemsize
+    hidden, inner, layers = int(config.hidden_size), int(config.intermediate_size), int(config.num_hidden_layers)
+    vocabulary = int(config.vocab_size)
+    heads, key_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    head = int(getattr(config, "head_dim", None) or hidden // heads)
+    queries, keys = heads * head, key_heads * head
+    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
+    weights = size * (embeddings + layers * matrices + hidden)
+    rows = heads // key_heads * PACKED_TOKENS
+    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * inner + rows))
+    logits = PACKED_TOKENS * vocabulary * (2 * size + 8)
+    if not gradient:
+        return weights + layer + logits + tokens * 2 * layers * keys * size
+    kept = tokens * layers * hidden * size + layer if checkpointing else layers * layer
+    return weights + kept + layer + logits

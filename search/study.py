@@ -1,27 +1,27 @@
-"""The study: asks a sampler for factors, evaluates them, tells the scores, and keeps a journal.
+"""The study: asks an optimizer for candidates, scores them in a race, and tells what came of them.
 
-A study can be killed at any moment and run again with the same journal: the sampler is deterministic,
-so it asks for the same trials again, and those that the journal knows are not evaluated a second time.
+Scores come from contexts 0 … contexts − 1 of the search's part. Gradients come from those behind
+them, a minibatch a step, so that the scores which stop the climb early are of questions that it did
+not climb on. All work goes through the ledger, so a study that was killed is simply run again.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from lpes_bake.search.curve import Points
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.genetic import GeneticSearch, Individual, Scored
-from lpes_bake.search.journal import Journal
-
-JOURNAL_FORMAT = 1
+from lpes_bake.search.ledger import Ledger, LimitReached
+from lpes_bake.search.objective import Objective
+from lpes_bake.search.optimizer import Individual, Optimizer, Outcome, Scored
+from lpes_bake.search.racing import RACES, Entrant, Race
+from lpes_bake.search.units import TEXT, Factors, Unit
 
 # So many failures one after the other are not bad luck with some factors: something is broken.
 FAILURES_IN_A_ROW = 10
-
-Factors = tuple[float, ...]
 
 
 class StudyStopped(RuntimeError):
@@ -29,166 +29,257 @@ class StudyStopped(RuntimeError):
 
 
 @dataclass(frozen=True)
+class StudySettings:
+    """How many contexts candidates see, and when they see no more."""
+
+    contexts: int = field(default=67, metadata={"help": "Contexts of each task that candidates are scored on."})
+    gradient_contexts: int = field(
+        default=32, metadata={"help": "Further contexts of each task, for the gradient's minibatches alone."}
+    )
+    gradient_batch: int = field(default=2, metadata={"help": "Contexts of each task in a minibatch."})
+    race: str = field(
+        default="probable",
+        metadata={
+            "help": "Drop a candidate early when it very probably does not reach the parents, when it provably "
+            "cannot (exact), or never (off).",
+            "choices": RACES,
+        },
+    )
+    first_block: int = field(default=8, metadata={"help": "Contexts that every candidate in a race sees."})
+
+    def __post_init__(self) -> None:
+        for name in ("contexts", "gradient_batch", "first_block"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.gradient_contexts and self.gradient_contexts < self.gradient_batch:
+            raise InputError(
+                f"gradient_contexts is {self.gradient_contexts}, less than one minibatch (gradient_batch) of "
+                f"{self.gradient_batch}; give 0, or at least that many"
+            )
+        if self.race not in RACES:
+            raise InputError(f"race must be one of {', '.join(RACES)}; got {self.race!r}")
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One evaluation. score is None when it failed, and error says why."""
+    """One candidate that was scored, or one gradient that was computed."""
 
     number: int
     generation: int
-    individual: Individual
+    factors: Factors
+    points: Points | None
+    gradient: bool
     score: float | None
-    error: str | None
+    """None when it failed. Of a gradient, the score on its minibatch."""
+    complete: bool
+    """Whether it was scored on all contexts; where not, the score is an estimate."""
+    contexts: int
+    damage: float
+    kl: float
+    tokens: int
     seconds: float
+    error: str | None
     replayed: bool
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """How a study ended: its best individual, its first one (the identity), and the reason."""
+    """How a study ended."""
 
-    best: Scored
+    ranking: list[Scored]
+    """All that were scored on all contexts, best first; the identity is among them, and first of its equals."""
+    complete: dict[Factors, Entrant]
+    """What is known of each of these: values, damage, KL."""
+    task_weights: tuple[float, ...]
     trials: int
     failed: int
+    dropped: int
+    """Candidates that the race, or a limit, did not let see all contexts."""
+    evaluations: int
+    """Distinct candidates, those of gradients included."""
+    tokens: int
+    convergence: list[tuple[int, float]]
+    """(tokens so far, best score so far), a pair for each new best, and one for the end."""
     ended: str
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Each setting that differs as "name: old → new", nested ones with dots."""
-    found: list[str] = []
-    for name in dict.fromkeys([*old, *new]):
-        before, after = old.get(name), new.get(name)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{name}.")
-        elif before != after:
-            found.append(f"{prefix}{name}: {before!r} → {after!r}")
-    return found
-
-
 class Study:
-    """Runs a sampler to its end.
+    """Runs an optimizer to its end, or to a limit.
 
-    evaluate: factors → score, higher is better. What it raises, and a score that is not finite, makes
-    the trial fail; the study goes on. settings: JSON values that identify the run; a journal that was
-    written under other settings is refused with an InputError that names what differs.
-    on_trial is called after each trial, replayed ones included.
+    layers: decoder layers of the model. tasks: how many the ledger's units can be of. on_trial is called
+    for each trial, replayed ones included, in an order that does not depend on kills and processes.
     """
 
     def __init__(
         self,
-        sampler: GeneticSearch,
-        evaluate: Callable[[Factors], float],
-        journal: Journal,
-        settings: Mapping[str, Any],
+        optimizer: Optimizer,
+        ledger: Ledger,
+        objective: Objective,
+        settings: StudySettings,
+        *,
+        layers: int,
+        tasks: int = 1,
         on_trial: Callable[[Trial], None] | None = None,
     ) -> None:
-        self.sampler, self.evaluate, self.journal, self.on_trial = sampler, evaluate, journal, on_trial
-        check_header(journal, settings)
-        # A later record of a trial stands for an earlier one: it was tried again.
-        self._known = {record["trial"]: record for record in journal.records[1:]}
-        self._forget_failed_end()
-        self._trials = self._failed = self._in_a_row = 0
+        self.optimizer, self.ledger, self.objective, self.settings = optimizer, ledger, objective, settings
+        self.identity: Factors = (1.0,) * layers
+        self.tasks, self.on_trial = tasks, on_trial
+        self._limit: str | None = None
+        self._trials = self._failed = self._dropped = self._minibatches = 0
+        self._failing: list[Factors] = []
+        self._convergence: list[tuple[int, float]] = []
 
     def run(self) -> StudyResult:
-        """Ask, evaluate, tell until the sampler has ended. Raises StudyStopped when there is no result."""
-        last_error = None
-        while asked := self.sampler.ask():
-            scores: list[float | None] = []
-            for individual in asked:
-                trial = self._replay(individual) or self._evaluate(individual)
-                scores.append(trial.score)
-                self._trials += 1
-                if trial.score is None:
-                    self._failed += 1
-                    last_error = trial.error
-                self._in_a_row = self._in_a_row + 1 if trial.score is None else 0
-                if self.on_trial is not None:
-                    self.on_trial(trial)
-                if self._in_a_row >= FAILURES_IN_A_ROW:
-                    raise StudyStopped(f"{FAILURES_IN_A_ROW} evaluations in a row failed, the last with: {last_error}")
-            self.sampler.tell(scores)
-        best, ended = self.sampler.best, self.sampler.ended
-        assert ended is not None
-        if best is None:
-            raise StudyStopped(f"{ended}; the last failed with: {last_error}")
-        return StudyResult(best, self._trials, self._failed, ended)
+        """Ask, score, tell until the optimizer has ended or a limit is reached.
 
-    def _replay(self, individual: Individual) -> Trial | None:
-        """The next trial as the journal has it, if it has it."""
-        record = self._known.get(self._trials)
-        if record is None:
-            return None
-        if [list(point) for point in individual.points] != record["points"]:
-            raise InputError(
-                f"trial {self._trials} of {self.journal.path} has other control points than the search asks for now: "
-                "the journal is from another version of lpes-bake or numpy; start a new run"
+        Raises StudyStopped when the identity cannot be scored, or FAILURES_IN_A_ROW trials in a row fail;
+        run again with the same journal, it tries those again. InputError when the optimizer wants
+        gradients and the settings leave no contexts for them.
+        """
+        race = self._start()
+        while self._limit is None and (asked := self.optimizer.ask()):
+            self.optimizer.tell(
+                self._gradients(race, asked) if self.optimizer.wants_gradient else self._scores(race, asked)
             )
-        return Trial(
-            self._trials,
-            record["generation"],
-            individual,
-            record["score"],
-            record["error"],
-            record["seconds"],
-            replayed=True,
+            self._note_best()
+        ended = self._limit or self.optimizer.ended
+        assert ended is not None
+        ranking = self._ranking(race)
+        self._convergence.append((self.ledger.tokens, ranking[0].score))
+        return StudyResult(
+            ranking=ranking,
+            complete=race.complete,
+            task_weights=race.weights,
+            trials=self._trials,
+            failed=self._failed,
+            dropped=self._dropped,
+            evaluations=self.ledger.evaluations,
+            tokens=self.ledger.tokens,
+            convergence=self._convergence,
+            ended=ended,
         )
 
-    def _evaluate(self, individual: Individual) -> Trial:
-        """Evaluate and journal the next trial."""
-        started = time.monotonic()
-        score, error = None, None
+    def _start(self) -> Race:
+        """The race, with the identity scored."""
         try:
-            score = float(self.evaluate(individual.factors))
-            if not math.isfinite(score):
-                score, error = None, f"the score is {score}"
-        except Exception as problem:
-            # Out of memory, a solver's error, …: bad for these factors, no reason to lose hours of work.
-            first_line = (str(problem).strip() or "no message").splitlines()[0]
-            error = f"{type(problem).__name__}: {first_line}"
+            race = Race(
+                self.ledger,
+                self.objective,
+                layers=len(self.identity),
+                tasks=self.tasks,
+                contexts=self.settings.contexts,
+                mode=self.settings.race,
+                first_block=self.settings.first_block,
+            )
+        except LimitReached as limit:
+            raise StudyStopped(f"{limit.reason}, before the model itself (all factors 1) was scored") from limit
+        if race.identity.score is None:
+            self.ledger.forget([self.identity])
+            raise StudyStopped(f"the model itself (all factors 1) cannot be scored: {race.identity.error}")
+        self._convergence.append((self.ledger.tokens, race.identity.score))
+        return race
+
+    def _scores(self, race: Race, asked: Sequence[Individual]) -> list[Outcome]:
+        entrants = race.run([individual.factors for individual in asked], self.optimizer.parents)
+        self._limit = race.limit
+        for individual, entrant in zip(asked, entrants, strict=True):
+            self._dropped += entrant.error is None and entrant.started and not entrant.complete
+            self._note_trial(individual, entrant)
+        return [Outcome(entrant.score, entrant.complete) for entrant in entrants]
+
+    def _gradients(self, race: Race, asked: Sequence[Individual]) -> list[Outcome]:
+        """d score / d factor on the next minibatch, the same one for all that were asked.
+
+        The gradient is that of the log-probability, whatever the fitness: accuracy has none. The
+        leash pulls also where short text has not lost anything yet, for it is cheaper to stay away from
+        damage than to come back. Over the worst position, and for mean − spread, the gradient is that of the
+        positions which are worst and best for the best candidate so far.
+        """
+        start, stop = self._minibatch()
+        best = race.complete[self._ranking(race)[0].individual.factors]
+        weights = [self.objective.position_weights(values) for values in best.values]
+        outcomes: list[Outcome] = []
+        for individual in asked:
+            units = [
+                Unit("gradient", "search", task, start, stop, individual.factors, weights=weights[task])
+                for task in range(self.tasks)
+            ]
+            if self.objective.leash or self.objective.leash_kl:
+                units.append(Unit("gradient", "search", TEXT, 0, 0, individual.factors))
+            try:
+                results = self.ledger.results(units)
+            except LimitReached as limit:
+                self._limit = limit.reason
+                outcomes.append(Outcome(None))
+                continue
+            entrant = race.minibatch(individual.factors, units, results)
+            self._note_trial(individual, entrant, gradient=True)
+            if entrant.error is not None:
+                outcomes.append(Outcome(None))
+                continue
+            gradient = np.zeros(len(self.identity))
+            for weight, result in zip(race.weights, results[: self.tasks], strict=True):
+                gradient += weight * np.array(result.gradient)
+            for text in results[self.tasks :]:
+                gradient += self.objective.leash * np.array(text.gradient)
+                gradient -= self.objective.leash_kl * np.array(text.kl_gradient)
+            outcomes.append(Outcome(entrant.score, complete=False, gradient=tuple(gradient.tolist())))
+        return outcomes
+
+    def _minibatch(self) -> tuple[int, int]:
+        """(start, stop) of the next minibatch: one behind the other, and from the first again when none is left.
+
+        All are of one size; contexts that are too few to be another one are left out.
+        """
+        size = self.settings.gradient_batch
+        count = self.settings.gradient_contexts // size
+        if not count:
+            raise InputError(f"the optimizer wants gradients, but gradient_contexts is 0; give at least {size}")
+        start = self.settings.contexts + self._minibatches % count * size
+        self._minibatches += 1
+        return start, start + size
+
+    def _note_trial(self, individual: Individual, entrant: Entrant, gradient: bool = False) -> None:
+        """Count and report a trial, unless a limit came before it."""
+        if not entrant.started:
+            return
         trial = Trial(
-            self._trials,
-            self.sampler.generation,
-            individual,
-            score,
-            error,
-            round(time.monotonic() - started, 3),
-            replayed=False,
+            number=self._trials,
+            generation=self.optimizer.generation,
+            factors=individual.factors,
+            points=individual.points,
+            gradient=gradient,
+            score=entrant.score,
+            complete=entrant.complete,
+            contexts=entrant.contexts,
+            damage=entrant.damage,
+            kl=entrant.kl,
+            tokens=entrant.tokens,
+            seconds=round(entrant.seconds, 3),
+            error=entrant.error,
+            replayed=entrant.replayed,
         )
-        self.journal.append(
-            {
-                "trial": trial.number,
-                "generation": trial.generation,
-                "points": [list(point) for point in individual.points],
-                "factors": list(individual.factors),
-                "score": score,
-                "error": error,
-                "seconds": trial.seconds,
-            }
-        )
-        return trial
+        self._trials += 1
+        if self.on_trial is not None:
+            self.on_trial(trial)
+        if trial.error is None:
+            self._failing.clear()
+            return
+        self._failed += 1
+        self._failing.append(trial.factors)
+        if len(self._failing) >= FAILURES_IN_A_ROW:
+            self.ledger.forget(self._failing)
+            raise StudyStopped(f"{FAILURES_IN_A_ROW} trials in a row failed, the last with: {trial.error}")
 
-    def _forget_failed_end(self) -> None:
-        """Where failures stopped the study, try those trials again: the cause may be mended."""
-        end = max(self._known, default=-1)
-        start = end
-        while start >= 0 and start in self._known and self._known[start]["score"] is None:
-            start -= 1
-        if end - start >= FAILURES_IN_A_ROW or start < 0:
-            for number in range(start + 1, end + 1):
-                del self._known[number]
+    def _note_best(self) -> None:
+        ranking = self.optimizer.ranking()
+        if ranking and ranking[0].score > self._convergence[-1][1]:
+            self._convergence.append((self.ledger.tokens, ranking[0].score))
 
-
-def check_header(journal: Journal, settings: Mapping[str, Any]) -> None:
-    """Write the header of a new journal, or compare an old one's. Raises InputError when it differs."""
-    header = {"journal": JOURNAL_FORMAT, "settings": dict(settings)}
-    if not journal.records:
-        journal.append(header)
-        return
-    first = journal.records[0]
-    if first.get("journal") != JOURNAL_FORMAT:
-        raise InputError(
-            f"{journal.path} has journal format {first.get('journal')!r}, this version reads {JOURNAL_FORMAT}"
-        )
-    if different := differences(first["settings"], settings):
-        raise InputError(
-            f"{journal.path} belongs to a run with other settings ({'; '.join(different)}); "
-            "give the same ones, or a new output directory"
-        )
+    def _ranking(self, race: Race) -> list[Scored]:
+        """The optimizer's ranking with the identity in it, which a limit can keep the optimizer from hearing of."""
+        assert race.identity.score is not None
+        ranking = self.optimizer.ranking()
+        if all(one.individual.factors != self.identity for one in ranking):
+            ranking = [Scored(Individual(self.identity), race.identity.score), *ranking]
+        return sorted(ranking, key=lambda one: -one.score)

@@ -1,149 +1,301 @@
-"""The tasks that factors are judged by: questions whose evidence stands at known places of the prompt."""
+"""What factors are judged by: questions whose evidence stands at known places of the prompt.
+
+`Task` is the one class to write for a task of your own (docs/tasks.md), `parse_task` the registry that
+turns what stands behind --task into one. The tasks that come along have a module each.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import importlib.util
+import inspect
 import random
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+import sys
+import types
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lpes_bake.search.errors import InputError
 
-CHAT_TEMPLATES = ("auto", "on", "off")
-UUID = "uuid"
+PARTS = ("search", "selection", "report")
+"""Three sets of contexts that share nothing: to search on, to choose the winner on, to report."""
+
+# What can be written behind --task, and the class in a module of this folder that it means.
+BUILT_IN = {
+    "kv": "kv_retrieval.KVRetrieval",
+    "kv:FILE": "kv_retrieval.KVRetrievalFile",
+    "mdqa:FILE": "multi_document.MultiDocumentQA",
+    "qa:FILE": "own_data.OwnData",
+}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question. `context` numbers the sampled context, `position` is the gold position (0-based).
+    """One question.
 
     `lead` opens the answer: it is given to the model, so that what is scored is whether the evidence was
     found, and not whether the model would have said "The value is" first.
     """
 
     context: int
+    """Number of the context inside its part, from 0: the sampling unit of all intervals."""
     position: int
+    """Gold position: one of the task's `positions`."""
     prompt: str
-    lead: str
     answer: str
-    chat_template: str = "auto"
+    """The text whose log-probability is scored, as it stands right behind prompt and lead."""
+    lead: str = ""
+    accepted: tuple[str, ...] = ()
+    """All answers that count, for a task that judges generated text."""
 
 
-@dataclass(frozen=True)
-class KVRetrieval:
-    """Key-value retrieval (Liu et al., "Lost in the Middle", arXiv 2307.03172), generated from a seed.
+class Task(ABC):
+    """A kind of question whose evidence can be put at several places. Write `positions` and `contexts`.
 
-    The prompt is the authors'. They move one pair to each gold place; here the question asks for the
-    pair that already stands there. With random pairs the prompts of a place are distributed alike, and
-    all questions of a context share the records, which are then computed once.
+    Settings are the fields of the dataclass that a subclass is; they can be given behind --task.
     """
 
-    pairs: int = 16
-    """Key-value pairs in a context."""
-    key_width: int | str = 8
-    """Hex digits of a key and of a value, or "uuid" for UUID4 as in the paper."""
-    contexts: int = 100
-    """Contexts, each asked once for every gold position; the sampling unit of all intervals."""
-    positions: tuple[int, ...] | None = None
-    """Gold positions, 0-based; None is the beginning, the middle and the end: 0, pairs // 2, pairs - 1."""
-    seed: int = 0
-    """Seeds keys and values. Two seeds share no context."""
-    chat_template: str = "auto"
-    """Put the prompt through the tokenizer's chat template: "auto" when it has one, "on", "off"."""
-
-    def __post_init__(self) -> None:
-        if self.pairs < 1:
-            raise InputError(f"pairs must be at least 1; got {self.pairs}")
-        if self.contexts < 1:
-            raise InputError(f"contexts must be at least 1; got {self.contexts}")
-        if self.key_width != UUID:
-            if not isinstance(self.key_width, int):
-                raise InputError(f'key width must be a number of hex digits or "uuid"; got {self.key_width!r}')
-            if self.key_width < 1 or 16**self.key_width < 2 * self.pairs:
-                raise InputError(
-                    f"key width {self.key_width} is too small for {self.pairs} different keys; use more hex digits"
-                )
-        if self.chat_template not in CHAT_TEMPLATES:
-            raise InputError(f"chat template must be one of {', '.join(CHAT_TEMPLATES)}; got {self.chat_template!r}")
-        if self.positions is not None and not self.positions:
-            raise InputError("positions must name at least one gold position")
-        for position in self.gold_positions:
-            if not 0 <= position < self.pairs:
-                raise InputError(f"gold position {position} does not exist among {self.pairs} pairs, numbered from 0")
-        if len(set(self.gold_positions)) != len(self.gold_positions):
-            raise InputError(f"gold positions must differ; got {list(self.gold_positions)}")
+    name: ClassVar[str]
+    """Short name for messages and the journal."""
+    generates: ClassVar[bool] = False
+    """Whether accuracy is `correct` on freely generated text. Otherwise it is whether greedy decoding
+    begins with the answer, which one teacher-forced pass tells."""
+    max_new_tokens: ClassVar[int] = 100
+    """Length of generated text at most."""
+    position_unit: ClassVar[str] = "place"
+    """What positions count, for axes: "place" from 0, or "%" of the depth."""
 
     @property
-    def gold_positions(self) -> tuple[int, ...]:
-        """The positions asked for, with the default filled in."""
-        if self.positions is not None:
-            return self.positions
-        return tuple(sorted({0, self.pairs // 2, self.pairs - 1}))
+    def title(self) -> str:
+        """For headings of tables and plots."""
+        return self.name
 
-    def examples(self) -> list[Example]:
-        """All questions, context by context, each context in the order of `gold_positions`."""
-        rng = random.Random(f"lpes-bake kv-retrieval {self.seed}")
-        examples = []
-        for context in range(self.contexts):
-            keys: dict[str, str] = {}
-            while len(keys) < self.pairs:
-                keys[self._token(rng)] = self._token(rng)
-            records = list(keys.items())
-            for position in self.gold_positions:
-                key, value = records[position]
-                examples.append(Example(context, position, kv_prompt(records, key), ' "', value, self.chat_template))
-        return examples
+    @property
+    @abstractmethod
+    def positions(self) -> tuple[int, ...]:
+        """The gold positions that every context is asked at."""
 
-    def _token(self, rng: random.Random) -> str:
-        if self.key_width == UUID:
-            return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-        width = int(self.key_width)
-        return f"{rng.getrandbits(4 * width):0{width}x}"
+    @abstractmethod
+    def contexts(self, part: str, seed: int) -> Iterator[list[Example]]:
+        """The contexts of a part ("search", "selection" or "report"), one after another, without end or until
+        the data are used up: each a list of one example a position, in the order of `positions`.
+
+        The same part and seed give the same contexts; different parts share none, whatever the seeds.
+        """
+
+    def correct(self, example: Example, output: str) -> bool:
+        """Whether generated text answers the question. Needed where `generates` is true.
+
+        Must not turn from true to false as the output grows: generation stops once it is true.
+        """
+        raise NotImplementedError(f"{type(self).__name__} generates, but does not say what is correct")
+
+    def finished(self, output: str) -> bool:
+        """Whether no further text can change `correct`, so that generation may stop."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the questions, as JSON: settings; name and SHA-256 (16 digits) of the data file, which
+        is the setting `file`, and of a task's own code when it came from outside."""
+        settings: dict[str, Any] = {"task": self.name}
+        for one in task_fields(type(self)):
+            value = getattr(self, one.name)
+            settings[one.name] = list(value) if isinstance(value, tuple) else value
+        settings["positions"] = list(self.positions)
+        if isinstance(settings.get("file"), str):
+            path = Path(settings["file"])
+            settings.update(file=path.name, sha256=_digest(path))
+        if not type(self).__module__.startswith("lpes_bake.search."):
+            settings["code_sha256"] = _digest(Path(inspect.getfile(type(self))))
+        return settings
 
 
-def even_positions(pairs: int, count: int) -> tuple[int, ...]:
-    """`count` gold positions spread evenly over `pairs` places, both ends among them (140, 5: 0 34 69 104 139)."""
+def part_of(question: str) -> str:
+    """The part that a question belongs to for ever, whatever the seed: a quarter each to "search" and "selection",
+    half to "report"."""
+    return ("search", "selection", "report", "report")[zlib.crc32(question.encode("utf-8", "surrogatepass")) % 4]
+
+
+def draw(rows: Sequence[T], question: Callable[[T], str], part: str, seed: int) -> list[T]:
+    """The rows of a file that belong to a part, in the order that the seed gives."""
+    chosen = [row for row in rows if part_of(question(row)) == part]
+    random.Random(f"{part} {seed}").shuffle(chosen)
+    return chosen
+
+
+def even_positions(places: int, count: int) -> tuple[int, ...]:
+    """`count` gold positions spread evenly over `places`, both ends among them (140, 5: 0 34 69 104 139)."""
     if count < 2:
         return (0,)
-    return tuple(sorted({(pairs - 1) * i // (count - 1) for i in range(count)}))
+    return tuple(sorted({(places - 1) * i // (count - 1) for i in range(count)}))
 
 
-def kv_prompt(records: Sequence[tuple[str, str]], key: str) -> str:
-    """The prompt of key-value retrieval, letter for letter as in the authors' code."""
-    lines = ",\n ".join(f'"{name}": "{value}"' for name, value in records)
-    return (
-        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-        f'JSON data:\n{{{lines}}}\n\nKey: "{key}"\nCorresponding value:'
-    )
+def check_positions(positions: Sequence[int], places: int, things: str) -> None:
+    """InputError unless the positions are different numbers from 0 to places - 1."""
+    for position in positions:
+        if not 0 <= position < places:
+            raise InputError(f"gold position {position} does not exist among {places} {things}, numbered from 0")
+    if len(set(positions)) != len(positions):
+        raise InputError(f"gold positions must differ; got {'/'.join(map(str, positions))}")
 
 
-def encode(example: Example, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The token ids of prompt and lead, and of the answer as it continues them.
+def task_fields(task: type[Task]) -> list[Field[Any]]:
+    """The settings of a task that can be given."""
+    return [one for one in fields(task) if one.init] if is_dataclass(task) else []
 
-    In a chat, the prompt is the user's turn, and the assistant's begins with the prompt's last line (for
-    key-value retrieval "Corresponding value:") and the lead.
 
-    The prompt's ids are fixed first, as for generation. The answer's are what the tokenizer adds when
-    it reads both in one go; where that would merge across the border, and so change the prompt, the
-    answer is tokenised alone.
+def parse_task(spec: str) -> Task:
+    """The task that a text such as "kv,pairs=75,key_width=uuid" or "my_task.py:MyTask,size=3" means.
+
+    NAME[:FILE] or FILE.py:CLASS, then settings; lists are written with slashes, as in positions=0/4/9.
+    A .py file is run. Raises InputError for what does not exist or cannot work.
     """
-    template = getattr(tokenizer, "chat_template", None)
-    chat = example.chat_template == "on" or (example.chat_template == "auto" and bool(template))
-    if chat and not template:
-        raise InputError("the tokenizer has no chat template; use --chat-template off (or auto)")
-    text = example.prompt
-    if chat:
-        # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
-        turn = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string="01 Jan 2025"
-        )
-        text = turn + text.rpartition("\n")[2]
-    text += example.lead
-    # A chat template writes the special tokens itself.
-    prompt: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    both: list[int] = tokenizer(text + example.answer, add_special_tokens=not chat)["input_ids"]
-    if both[: len(prompt)] == prompt:
-        return prompt, both[len(prompt) :]
-    alone: list[int] = tokenizer(example.answer, add_special_tokens=False)["input_ids"]
-    return prompt, alone
+    # A comma belongs to a file's name unless a setting stands behind it.
+    head, *options = re.split(r",(?=\w+=)", spec)
+    own = re.fullmatch(r"(.+\.py):(\w+)", head)
+    given: dict[str, str] = {}
+    if own:
+        task = _own_class(Path(own[1]), own[2])
+    else:
+        name, _, file = head.partition(":")
+        task = _built_in(spec, name, file)
+        if file:
+            given["file"] = file
+    known = {one.name: one for one in task_fields(task)}
+    for option in options:
+        key, _, text = option.partition("=")
+        if key not in known:
+            raise InputError(f"--task {spec}: there is no setting {key!r}; there are: {_settings(task)}")
+        if key in given:
+            raise InputError(f"--task {spec}: {key} is given twice; leave one out")
+        given[key] = text
+    missing = [key for key, one in known.items() if key not in given and _required(one)]
+    if missing:
+        raise InputError(f"--task {spec}: {missing[0]} is missing; add ,{missing[0]}=…")
+    hints = get_type_hints(task) if given else {}
+    return task(**{key: _value(spec, key, text, hints[key]) for key, text in given.items()})
+
+
+def task_help() -> str:
+    """The tasks that come along with their settings, defaults and help, for --help."""
+    lines = []
+    for name in BUILT_IN:
+        task = _class_of(name)
+        lines.append(f"{name}  {(task.__doc__ or '').splitlines()[0]}")
+        for one in task_fields(task):
+            if one.name != "file":
+                lines.append(f"  {_shown(one)}  {one.metadata['help']}")
+    lines.append("FILE.py:CLASS  A task of your own; docs/tasks.md shows how to write one.")
+    lines.append("Settings stand behind commas, lists with slashes: kv,pairs=75,key_width=uuid,positions=0/37/74")
+    return "\n".join(lines)
+
+
+def _class_of(name: str) -> type[Task]:
+    module, _, attribute = BUILT_IN[name].partition(".")
+    # Those modules need this one, so they are imported when they are asked for.
+    task: type[Task] = getattr(importlib.import_module(f"lpes_bake.search.{module}"), attribute)
+    return task
+
+
+def _built_in(spec: str, name: str, file: str) -> type[Task]:
+    if file and f"{name}:FILE" in BUILT_IN:
+        return _class_of(f"{name}:FILE")
+    if not file and name in BUILT_IN:
+        return _class_of(name)
+    if not file and f"{name}:FILE" in BUILT_IN:
+        raise InputError(f"--task {spec}: this task reads a file; give it as {name}:FILE")
+    raise InputError(f"there is no task {spec!r}; there are: {', '.join(BUILT_IN)}, FILE.py:CLASS")
+
+
+def _own_class(path: Path, name: str) -> type[Task]:
+    """The class `name` of the user's file, which is run."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give the path of the file that holds the class {name}")
+    module_name = f"task:{path.resolve()}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}; mend the file") from error
+    task = getattr(module, name, None)
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        found = [
+            one.__name__
+            for one in vars(module).values()
+            if isinstance(one, type) and issubclass(one, Task) and one.__module__ == module_name
+        ]
+        there = f"there are: {', '.join(found)}" if found else "there is none; docs/tasks.md shows how to write one"
+        raise InputError(f"{path} has no subclass {name} of lpes_bake.search.tasks.Task; {there}")
+    missing = sorted(getattr(task, "__abstractmethods__", ()))
+    if not isinstance(getattr(task, "name", None), str):
+        missing.append("name")
+    if task.generates and task.correct is Task.correct:
+        missing.append("correct")
+    if missing:
+        raise InputError(f"{name} in {path} lacks {', '.join(missing)}; docs/tasks.md shows how to write a task")
+    return task
+
+
+def _required(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def _shown(one: Field[Any]) -> str:
+    """A setting with its default as it would be given."""
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    if isinstance(default, tuple):
+        default = "/".join(map(str, default))
+    return f"{one.name}={'…' if default in (MISSING, None, '') else default}"
+
+
+def _settings(task: type[Task]) -> str:
+    return ", ".join(_shown(one) for one in task_fields(task)) or "none"
+
+
+def _value(spec: str, key: str, text: str, hint: Any) -> Any:
+    """`text` as the type of the field, the first that fits of a union."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in kinds:
+        try:
+            return _converted(text, kind)
+        except ValueError:
+            continue
+    words = " or ".join(_in_words(kind) for kind in kinds if kind is not type(None))
+    raise InputError(f"--task {spec}: {key} is {text!r}; it must be {words}")
+
+
+def _converted(text: str, kind: Any) -> Any:
+    """ValueError when the text is nothing of the kind."""
+    if get_origin(kind) is tuple:
+        return tuple(_converted(part, get_args(kind)[0]) for part in text.split("/"))
+    if kind is bool:
+        return {"true": True, "false": False}[text] if text in ("true", "false") else _not(text)
+    return kind(text) if kind in (int, float, str) else _not(text)
+
+
+def _not(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"{_in_words(get_args(kind)[0])}, or several with slashes between them"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return words.get(kind, f"set in the code: a {kind} cannot be written here")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

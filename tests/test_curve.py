@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lpes_bake.search.curve import FACTOR_DECIMALS, CurveSettings, bezier, decode, identity_points
+from lpes_bake.search.curve import (
+    FACTOR_DECIMALS,
+    CurveSettings,
+    bernstein,
+    bezier,
+    decode,
+    even_points,
+    level_points,
+)
 from lpes_bake.search.errors import InputError
 
 ROUNDING = 0.5 * 10**-FACTOR_DECIMALS + 1e-9
@@ -127,9 +136,29 @@ def test_all_x_equal_is_a_step() -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 30, 80])
+@pytest.mark.parametrize("count", [2, 3, 6, 12])
+def test_the_bernstein_matrix_gives_the_factors_of_evenly_spread_control_points(layers: int, count: int) -> None:
+    rng = np.random.default_rng(4)
+    matrix = bernstein(layers, count)
+    assert matrix.shape == (layers, count)
+    for _ in range(10):
+        ys = rng.uniform(0.5, 2.0, count).round(FACTOR_DECIMALS)
+        points = even_points(ys.tolist(), layers)
+        assert (points[0].x, points[-1].x) == (0, layers - 1)
+        assert [y for _, y in points] == ys.tolist()
+        assert decode(points, layers) == pytest.approx(matrix @ ys, abs=ROUNDING + 1e-6)
+
+
+def test_the_bernstein_matrix_of_three_points_on_five_layers_by_hand() -> None:
+    # (1−t)², 2t(1−t), t² at t = 0, 1/4, 1/2, 3/4, 1.
+    expected = [[16, 0, 0], [9, 6, 1], [4, 8, 4], [1, 6, 9], [0, 0, 16]]
+    assert (bernstein(5, 3) * 16).tolist() == expected
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 30, 80])
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_the_identity_gives_factors_of_exactly_one(layers: int, count: int) -> None:
-    points = identity_points(CurveSettings(control_points=count), layers)
+    points = level_points(CurveSettings(control_points=count), layers, 1.0)
     assert len(points) == count
     assert (points[0].x, points[-1].x) == (0, layers - 1)
     assert decode(points, layers) == (1.0,) * layers
@@ -153,12 +182,21 @@ def test_the_default_grid_is_the_documented_one() -> None:
     settings = CurveSettings()
     assert settings.grid.tolist() == [round(0.5 + 0.05 * i, 2) for i in range(31)]
     assert settings.grid[settings.grid_of_one] == 1.0
+    assert settings.grid[settings.uniform_places].tolist() == [1.0, 0.8, 0.9, 1.1, 1.25]
+
+
+def test_uniform_factors_move_to_the_grid_and_those_beyond_it_are_left_out() -> None:
+    settings = CurveSettings(y_low=0.8, y_high=1.2, y_step=0.1, uniform=(0.8, 1.02, 0.96, 1.19, 0.79, 1.21, 0.8))
+    assert settings.grid[settings.uniform_places].tolist() == [1.0, 0.8, 1.2]
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"control_points": 1},
+        {"control_points": 13},
+        {"uniform": (0.9, 0.0)},
+        {"uniform": (math.nan,)},
         {"y_step": 1e-300},
         {"y_low": 0.0},
         {"y_low": -0.5},
@@ -172,7 +210,7 @@ def test_the_default_grid_is_the_documented_one() -> None:
         {"y_high": 1.93},
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, float]) -> None:
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
-        CurveSettings(**settings)  # type: ignore[arg-type]
+        CurveSettings(**settings)
     assert "\n" not in str(caught.value)

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lpes_bake.commands.search import key_width_of, positions_of
+from lpes_bake.search.prompts import PROMPT_FORMATS
+from lpes_bake.search.tasks import task_help
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lpes_bake.evaluate import Evaluation
 
-POSITIONS = 5
 
-
-@click.command("eval")
+@click.command("eval", epilog=f"\b\n{task_help()}")
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
     "--factors",
@@ -27,42 +26,36 @@ POSITIONS = 5
     multiple=True,
     help="Also score the first model with these factors, without baking. May be given more than once.",
 )
-@click.option("--pairs", type=int, default=16, show_default=True, help="Key-value pairs in a prompt.")
 @click.option(
-    "--key-width",
-    metavar="N|uuid",
-    default="8",
+    "--task",
+    "specs",
+    multiple=True,
+    default=("kv",),
     show_default=True,
-    callback=key_width_of,
-    help="Hex digits of a key and of a value, or uuid for UUID4 as in the literature.",
+    metavar="SPEC",
+    help="What is asked: NAME[:FILE][,key=value…], as for search. May be given more than once.",
 )
 @click.option(
     "--contexts",
-    type=int,
+    type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="Contexts, each asked at every position. The standard error at accuracy 0.5 is 5 points with 100, "
-    "2.2 with 500.",
-)
-@click.option(
-    "--positions",
-    metavar="P,P,…",
-    callback=positions_of,
-    help=f"Places of the pair asked for, from 0.  [default: {POSITIONS}, evenly spread]",
+    help="Contexts of each task, each asked at every position. The standard error at accuracy 0.5 is 5 points with "
+    "100, 2.2 with 500.",
 )
 @click.option(
     "--seed",
-    type=int,
-    default=2_000_000,
+    type=click.IntRange(min=0),
+    default=1,
     show_default=True,
-    help="Seeds keys and values. The default is one that no search uses.",
+    help="Seeds the drawing of questions. They are never those of a search, whatever its seed.",
 )
 @click.option(
-    "--chat-template",
-    type=click.Choice(["auto", "on", "off"]),
+    "--prompt-format",
+    type=click.Choice(PROMPT_FORMATS),
     default="auto",
     show_default=True,
-    help="Put prompts into the tokenizer's chat template; auto does when there is one.",
+    help="How prompts are put to the models: auto uses the tokenizer's chat template when there is one.",
 )
 @click.option("--revision", help="Branch, tag or commit of models on the Hub.  [default: their main branch]")
 @click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
@@ -88,12 +81,10 @@ POSITIONS = 5
 def command(
     models: tuple[str, ...],
     factors: tuple[Path, ...],
-    pairs: int,
-    key_width: int | str,
+    specs: tuple[str, ...],
     contexts: int,
-    positions: tuple[int, ...] | None,
     seed: int,
-    chat_template: str,
+    prompt_format: str,
     revision: str | None,
     device: str | None,
     dtype: str | None,
@@ -109,32 +100,25 @@ def command(
     MODEL_OR_DIR is a base model (local directory or name on the Hub) or a baked directory; all others
     are compared with the first.
 
-    The task is key-value retrieval. Accuracy is the share of answers that greedy decoding gets right;
-    the log-probability is the mean over the answer's tokens, in nats. Intervals are 95 % bootstrap
-    intervals over contexts, for differences over pairs of the same contexts.
+    Accuracy is the share of answers that greedy decoding gets right; the log-probability is the mean over the
+    answer's tokens, in nats. Intervals are 95 % bootstrap intervals over contexts, for differences over
+    pairs of the same contexts.
 
     \b
     lpes-bake eval BASE BAKED --plot positions.png
-    lpes-bake eval BASE --factors RUN/factors.json
+    lpes-bake eval BASE --factors RUN/factors.json --task kv,pairs=75,key_width=uuid
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lpes_bake.evaluate import evaluate
     from lpes_bake.search.errors import InputError
-    from lpes_bake.search.tasks import KVRetrieval, even_positions
+    from lpes_bake.search.tasks import parse_task
 
     for path in (plot, out):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise InputError(f"{path} cannot be written: give a file name in a directory that exists")
-    task = KVRetrieval(
-        pairs=pairs,
-        key_width=key_width,
-        contexts=contexts,
-        positions=positions if positions is not None else even_positions(pairs, POSITIONS),
-        seed=seed,
-        chat_template=chat_template,
-    )
+    tasks = [parse_task(spec) for spec in specs]
     stderr = Console(stderr=True, quiet=quiet)
     bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn(), console=stderr)
     rows: dict[str, int] = {}
@@ -147,7 +131,10 @@ def command(
     with bar:
         evaluation = evaluate(
             models,
-            task,
+            tasks,
+            contexts=contexts,
+            seed=seed,
+            prompt_format=prompt_format,
             factors=factors,
             revision=revision,
             device=device,
@@ -161,49 +148,55 @@ def command(
         partial = out.with_name(f".{out.name}.partial")
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(out)
+    written = [] if out is None else [out]
     if plot is not None:
-        evaluation.plot(plot)
+        written += evaluation.plot(plot)
     if as_json:
         click.echo(text)
     else:
         show(evaluation, Console(highlight=False))
-        for path in (plot, out):
-            if path is not None:
-                click.echo(f"written: {path}")
+        for path in written:
+            click.echo(f"written: {path}")
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """Scores by position for each model, then the differences from the first one."""
+    """For each task: scores by position for each model, then the differences from the first one."""
     from rich.table import Table
     from rich.text import Text
 
-    task, first = evaluation.task, evaluation.entries[0]
+    first = evaluation.entries[0]
     names = {"accuracy": "accuracy", "logprob": "log-probability of the answer"}
-    places = [str(position) for position in task.gold_positions]
-    for metric, name in names.items():
-        table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
-        # Names that differ at their end only (base, base-lpes) must not be cut there.
-        table.columns[0].overflow = "fold"
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for entry in evaluation.entries:
-            scores = entry.scores.values(metric).mean(0)
-            numbers = [*scores, scores.mean(), scores.min(), scores.max() - scores.min()]
-            table.add_row(Text(entry.label), *(f"{number:.3f}" for number in numbers))
-        console.print(table)
-        console.print()
-    for entry in evaluation.entries[1:]:
-        table = Table("position", *names.values(), box=None, title_justify="left")
-        table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
-        differences = {metric: entry.difference(first, metric) for metric in names}
-        for row, place in enumerate(places):
-            table.add_row(place, *(signed(by_position[row]) for _, by_position in differences.values()))
-        table.add_row("mean", *(signed(overall) for overall, _ in differences.values()))
-        console.print(table)
-        console.print()
-    console.print(f"{task.contexts} contexts of {task.pairs} pairs, each asked at {len(places)} positions")
+    for i, task in enumerate(evaluation.tasks):
+        unit = "%" if task.position_unit == "%" else ""
+        places = [f"{position}{unit}" for position in task.positions]
+        left_out = f"; {evaluation.too_long[i]} more are too long" if evaluation.too_long[i] else ""
+        console.print(
+            f"{task.title}: {evaluation.contexts} contexts, each asked at {len(places)} positions{left_out}\n",
+            markup=False,
+        )
+        for metric, name in names.items():
+            table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
+            # Names that differ at their end only (base, base-lpes) must not be cut there.
+            table.columns[0].overflow = "fold"
+            for column in table.columns[1:]:
+                column.justify = "right"
+            for entry in evaluation.entries:
+                scores = entry.values(i, metric).mean(0)
+                numbers = [*scores, scores.mean(), scores.min(), scores.max() - scores.min()]
+                table.add_row(Text(entry.label), *(f"{number:.3f}" for number in numbers))
+            console.print(table)
+            console.print()
+        for entry in evaluation.entries[1:]:
+            table = Table("position", *names.values(), box=None, title_justify="left")
+            table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
+            differences = [evaluation.difference(entry, i, metric) for metric in names]
+            for row, place in enumerate(places):
+                table.add_row(place, *(signed(one["by_position"][row]) for one in differences))
+            table.add_row("mean", *(signed(one["mean"]) for one in differences))
+            console.print(table)
+            console.print()
 
 
-def signed(interval: tuple[float, float, float]) -> str:
+def signed(interval: list[float | None]) -> str:
     """A difference with its interval."""
-    return "{:+.3f} ({:+.3f} to {:+.3f})".format(*interval)
+    return "{} ({} to {})".format(*("?" if number is None else f"{number:+.3f}" for number in interval))

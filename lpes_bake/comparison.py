@@ -1,0 +1,81 @@
+"""Scores by gold position with their intervals, alone and against the base model, as plain data.
+
+Contexts are the sampling unit of all intervals: the questions about one context are averaged first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lpes_bake.search.objective import FloatArray, Objective
+from lpes_bake.search.statistics import Interval, mean_interval, paired_interval, spread
+
+METRICS = ("accuracy", "logprob")
+OBJECTIVE_RESAMPLES = 2000
+
+Values = Mapping[str, NDArray[np.float64]]
+"""For each of METRICS: (contexts, positions)."""
+
+
+def measured(values: ArrayLike) -> dict[str, Any]:
+    """One metric of one model, from (contexts, positions): by_position and mean as [mean, low, high],
+    minimum and spread over positions. What is not finite is null."""
+    array = np.asarray(values, dtype=np.float64)
+    means = array.mean(0)
+    return {
+        "by_position": [numbers(mean_interval(column)) for column in array.T],
+        "mean": numbers(mean_interval(array.mean(1))),
+        "minimum": number(means.min()),
+        "spread": number(spread(means)),
+    }
+
+
+def difference(values: ArrayLike, base: ArrayLike) -> dict[str, Any]:
+    """values − base, both (contexts, positions) of the same questions: mean and by_position as [mean, low, high]."""
+    ours, theirs = np.asarray(values, dtype=np.float64), np.asarray(base, dtype=np.float64)
+    return {
+        "mean": numbers(paired_interval(ours.mean(1), theirs.mean(1))),
+        "by_position": [numbers(paired_interval(a, b)) for a, b in zip(ours.T, theirs.T, strict=True)],
+    }
+
+
+def compared(base: Values, lpes: Values) -> dict[str, Any]:
+    """Two models on one task: `base`, `lpes` and their `difference`, each by metric."""
+    return {
+        "base": {metric: measured(base[metric]) for metric in METRICS},
+        "lpes": {metric: measured(lpes[metric]) for metric in METRICS},
+        "difference": {metric: difference(lpes[metric], base[metric]) for metric in METRICS},
+    }
+
+
+def numbers(values: tuple[float, ...]) -> list[float | None]:
+    """JSON numbers."""
+    return [number(value) for value in values]
+
+
+def number(value: float) -> float | None:
+    """A JSON number: null where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def objective_interval(
+    objective: Objective, weights: Sequence[float], values: Sequence[FloatArray], base: Sequence[FloatArray]
+) -> Interval:
+    """(mean, low, high) of the objective of `values` less that of `base`: paired percentile bootstrap over contexts.
+
+    Both hold (contexts, positions) a task, of the same questions. The price of drift is left out.
+    """
+    rng = np.random.default_rng(0)
+    drawn = np.zeros(OBJECTIVE_RESAMPLES)
+    mean = 0.0
+    for weight, ours, theirs in zip(weights, values, base, strict=True):
+        mean += weight * float(objective.aggregate(ours.mean(0)) - objective.aggregate(theirs.mean(0)))
+        samples = rng.integers(len(ours), size=(OBJECTIVE_RESAMPLES, len(ours)))
+        drawn += weight * (objective.aggregate(ours[samples].mean(1)) - objective.aggregate(theirs[samples].mean(1)))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return mean, float(low), float(high)

@@ -1,0 +1,61 @@
+"""Loading what is scored: a source's tokenizer and its model, base or baked, through lpes_bake's own files.
+
+torch and transformers are imported inside functions only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from lpes_bake.search.errors import InputError
+from lpes_bake.source import Source, require_tokenizer
+
+
+def require_causal(source: Source) -> None:
+    """InputError for a model that answers nothing."""
+    if not source.architecture.endswith("ForCausalLM"):
+        raise InputError(f"{source.name} is a {source.architecture}, which answers nothing; give a causal LM")
+
+
+def load_tokenizer(source: Source, *, trust_remote_code: bool) -> Any:
+    """The model's tokenizer. Code of the source runs only when it is trusted; nothing is ever asked on stdin."""
+    from transformers import AutoTokenizer
+
+    require_tokenizer(source)
+    try:
+        return AutoTokenizer.from_pretrained(source.path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # many kinds, from many libraries
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"the tokenizer of {source.name} brings its own Python code: read it, then give --trust-remote-code"
+            ) from error
+        raise InputError(f"the tokenizer of {source.name} cannot be loaded: {first_line(error)}") from error
+
+
+def load_model(
+    source: Source, device: Any, dtype: Any, *, device_map: str | None = None, quantization: str | None = None
+) -> Any:
+    """The model in eval mode: a base one as its LPES class with factors of 1, a baked one with its own."""
+    from transformers.utils import logging
+
+    from lpes_bake.search.models import load_scaled, load_whole
+
+    logging.disable_progress_bar()
+    try:
+        if source.factors is None:
+            return load_scaled(
+                source.path, dtype=dtype, device=device, device_map=device_map, quantization=quantization
+            )
+        modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
+        model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
+        return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
+    except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{source.name} cannot be loaded on {device}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line, without its traceback."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,144 @@
+"""From examples to tokens: prompt formats, and the contexts of a part that fit the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lpes_bake.search.errors import InputError
+from lpes_bake.search.tasks import PARTS, Example, Task
+
+# For models that carry no chat template. Vicuna v1.1 (also 1.3 and 1.5) as in FastChat's conversation.py; Stable
+# Beluga as its model card has it.
+NAMED_FORMATS = {
+    "vicuna": (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+        "detailed, and polite answers to the user's questions. USER: {prompt} ASSISTANT:"
+    ),
+    "stable-beluga": (
+        "### System:\nThis is a system prompt, please behave and help the user.\n\n"
+        "### User:\n{prompt}\n\n### Assistant:\n"
+    ),
+}
+PROMPT_FORMATS = ("auto", "chat", "plain", *NAMED_FORMATS)
+
+# Contexts that do not fit before giving up: generated ones never end.
+PATIENCE = 100
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as token ids: the prompt (with what opens the answer), and the answer as it continues it."""
+
+    example: Example
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The contexts of a part that are used, each a list of one example a position."""
+
+    contexts: list[list[Encoded]]
+    too_long: int
+    """Contexts that were left out, because one of their examples does not fit the model."""
+
+    @property
+    def examples(self) -> list[list[Example]]:
+        """The same as text."""
+        return [[one.example for one in context] for context in self.contexts]
+
+
+def encode(example: Example, tokenizer: Any, prompt_format: str = "auto") -> tuple[list[int], list[int]]:
+    """The token ids of prompt and lead, and of the answer as it continues them.
+
+    prompt_format: "chat" is the tokenizer's chat template, "plain" the prompt alone, "auto" chat when there is a
+    template, the others are formats of models that have none. Where the prompt is a user's turn, the
+    assistant's begins with the prompt's last line when that asks for something with a colon ("Answer:"), and the lead.
+
+    The prompt's ids are fixed first, as for generation. The answer's are what the tokenizer adds when
+    it reads both in one go; where that would merge across the border, and so change the prompt, the
+    answer is tokenised alone.
+    """
+    if prompt_format not in PROMPT_FORMATS:
+        raise InputError(f"prompt format must be one of {', '.join(PROMPT_FORMATS)}; got {prompt_format!r}")
+    template = getattr(tokenizer, "chat_template", None)
+    if prompt_format == "auto":
+        prompt_format = "chat" if template else "plain"
+    if prompt_format == "chat" and not template:
+        raise InputError(
+            f"the tokenizer has no chat template; use another prompt format: {', '.join(('plain', *NAMED_FORMATS))}"
+        )
+    text = example.prompt + example.lead if prompt_format == "plain" else _turns(example, tokenizer, prompt_format)
+    # A chat template writes the special tokens itself.
+    special = prompt_format != "chat"
+    prompt: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    both: list[int] = tokenizer(text + example.answer, add_special_tokens=special)["input_ids"]
+    if both[: len(prompt)] == prompt:
+        answer = both[len(prompt) :]
+    else:
+        answer = tokenizer(example.answer, add_special_tokens=False)["input_ids"]
+    if not prompt or not answer:
+        raise InputError(f"context {example.context} has no tokens in its {'answer' if prompt else 'prompt'}")
+    return prompt, answer
+
+
+def _turns(example: Example, tokenizer: Any, prompt_format: str) -> str:
+    """The prompt as the user's turn, and the beginning of the assistant's."""
+    last = example.prompt.rpartition("\n")[2]
+    opening = (last if last.endswith(":") else "") + example.lead
+    if prompt_format == "chat":
+        # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
+        turns: str = tokenizer.apply_chat_template(
+            [{"role": "user", "content": example.prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string="01 Jan 2025",
+        )
+        return turns + opening
+    turns = NAMED_FORMATS[prompt_format].format(prompt=example.prompt)
+    # Vicuna's turns stand on one line, with a space behind the colon.
+    return f"{turns} {opening.lstrip()}" if opening and not turns.endswith("\n") else turns + opening
+
+
+def take(task: Task, part: str, seed: int, count: int, tokenizer: Any, prompt_format: str, limit: int) -> Taken:
+    """The first `count` contexts of a part whose every example fits into `limit` tokens: prompt and answer, or, for a
+    task that generates, prompt and the longer of answer and `max_new_tokens`.
+
+    A context that does not fit is left out whole and counted: nothing is cut. Raises InputError when there
+    are too few, or hardly any fits.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
+    if count < 1:
+        raise InputError(f"at least 1 context is needed in the {part} part; got {count}")
+    contexts: list[list[Encoded]] = []
+    too_long: list[int] = []
+    for examples in task.contexts(part, seed):
+        if [example.position for example in examples] != list(task.positions):
+            raise InputError(
+                f"the {task.name} task gave a context with positions {[example.position for example in examples]}; "
+                f"each must have one example for each of {list(task.positions)}, in this order"
+            )
+        encoded = [Encoded(example, *encode(example, tokenizer, prompt_format)) for example in examples]
+        length = max(_length(task, one) for one in encoded)
+        if length > limit:
+            too_long.append(length)
+        else:
+            contexts.append(encoded)
+        if len(contexts) == count:
+            return Taken(contexts, len(too_long))
+        if len(too_long) > PATIENCE + 10 * len(contexts):
+            break
+    gave = f"the {task.name} task gave {len(contexts) + len(too_long)} contexts for its {part} part"
+    if too_long:
+        raise InputError(
+            f"{gave}, {len(too_long)} of them too long for the model's {limit} positions (the shortest of these needs "
+            f"{min(too_long)}); asked for {count}: use shorter contexts, or ask for fewer"
+        )
+    raise InputError(f"{gave}; asked for {count}: ask for fewer, or bring more data")
+
+
+def _length(task: Task, one: Encoded) -> int:
+    answer = len(one.answer)
+    return len(one.prompt) + (max(answer, task.max_new_tokens) if task.generates else answer)
