@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lpes_bake.run import Plan, load_evaluator, make_plan, trials_at_most, wants_gradients
+from lpes_bake.run import Plan, first_contexts, load_evaluator, make_plan, trials_at_most, wants_gradients
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.objective import FloatArray
 from lpes_bake.search.tasks import PARTS
@@ -98,13 +98,12 @@ def estimate(
         (meter.score("report", task, settings.report_contexts, accuracy=True) for task in everything),
         meter.text("report"),
     )
-    # What tells whether a task is too hard; else it is the same as the identity's first block.
-    first_block = study.contexts if study.race == "off" else min(study.first_block, study.contexts)
+    # Whether a task is too hard is seen from scores that are needed anyway, or from a few generated answers.
     difficulty = sum(
         (
-            meter.score("search", task, first_block, accuracy=True)
-            for task in searched
-            if plan.tasks[task].generates and not accuracy
+            meter.score("search", i, first_contexts(study, task), accuracy=True)
+            for i, task in enumerate(plan.tasks[: plan.searched])
+            if task.generates
         ),
         nothing,
     )

@@ -29,17 +29,17 @@ from lpes_bake.loading import load_model, load_tokenizer, require_causal
 from lpes_bake.report import write_report
 from lpes_bake.search.curve import level_points
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.journal import differences
+from lpes_bake.search.journal import JOURNAL_FORMAT, decode_line, differences
 from lpes_bake.search.ledger import Ledger, LimitReached, Limits, open_journal
 from lpes_bake.search.optimizers import make_optimizer
 from lpes_bake.search.processes import Processes, connected, too_few
 from lpes_bake.search.statistics import paired_interval
-from lpes_bake.search.study import Study, StudyResult, StudyStopped, Trial
+from lpes_bake.search.study import Study, StudyResult, StudySettings, StudyStopped, Trial
 from lpes_bake.search.tasks import PARTS, Task, parse_task
 from lpes_bake.search.units import TEXT, Result, Unit
 from lpes_bake.selection import Selection, drift, error_in, part_results, select, values_of
 from lpes_bake.settings import GRADIENT_OPTIMIZERS, SearchSettings
-from lpes_bake.source import Source, open_source, parse_json, weight_files
+from lpes_bake.source import Source, open_source, weight_files
 
 SETTINGS_FILE = "settings.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -48,6 +48,9 @@ RESULT_FILE = "result.json"
 
 # Read from each end of a weight file to tell it from another.
 DIGEST_BYTES = 1 << 20
+
+# Contexts of a task with generated answers that tell whether it is too hard.
+DIFFICULTY_CONTEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -331,17 +334,26 @@ def run_plan(plan: Plan, ledger: Ledger, events: Events, *, force: bool, command
     )
 
 
+def first_contexts(study: StudySettings, task: Task) -> int:
+    """How many contexts tell whether a task is too hard.
+
+    What is only scored is a piece of the study's own work; what is generated comes on top, so it is little.
+    """
+    block = study.contexts if study.race == "off" else min(study.first_block, study.contexts)
+    return min(block, DIFFICULTY_CONTEXTS) if task.generates else block
+
+
 def difficulty(plan: Plan, ledger: Ledger) -> list[str]:
     """What to say where the model answers none or all of the first questions of a task right."""
     identity = (1.0,) * plan.source.num_hidden_layers
-    study = plan.settings.study
-    block = study.contexts if study.race == "off" else min(study.first_block, study.contexts)
     said = []
     for i, task in enumerate(plan.tasks[: plan.searched]):
-        # What is only scored is a piece of the study's own work; what is generated comes on top, so it is little.
-        count = min(block, DIFFICULTY_CONTEXTS) if task.generates else block
+        count = first_contexts(plan.settings.study, task)
         accuracy = task.generates or plan.settings.objective.fitness == "accuracy"
-        (result,) = ledger.results([Unit("score", "search", i, 0, count, identity, accuracy=accuracy)])
+        try:
+            (result,) = ledger.results([Unit("score", "search", i, 0, count, identity, accuracy=accuracy)])
+        except LimitReached:
+            break
         right = [bool(one) for row in result.exact for one in row]
         questions = f"of {len(right)} questions at {len(task.positions)} places"
         if right and not any(right):
@@ -431,10 +443,10 @@ def conclude(
     settings, winner = plan.settings, selection.winner
     verdict, message = judge(plan, selection, report)
     kept = winner if verdict == "better" or (force and winner is not selection.identity) else selection.identity
-    if kept is winner and verdict != "better":
-        message += " factors.json holds the winner all the same, as was wished (--force)."
-    elif kept is not winner:
+    if kept is selection.identity:
         message += " factors.json holds the identity (all factors 1)."
+    elif verdict != "better":
+        message += " factors.json holds the winner all the same, as was wished (--force)."
     facts = base_facts(plan.source)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     points = kept.individual.points or level_points(settings.curve, plan.source.num_hidden_layers, 1.0)
@@ -467,7 +479,7 @@ def conclude(
             "ended": study.ended,
             "verdict": message,
         },
-        scores={**scores, "text": report.text} if kept is winner else without_winner(scores, report.text),
+        scores=(without_winner(scores, report.text) if kept is selection.identity else {**scores, "text": report.text}),
         tool_version=__version__,
         date=date,
     )
@@ -590,17 +602,25 @@ def save(result: SearchResult, out: Path) -> None:
 
 
 def stored_settings(out: Path) -> dict[str, Any]:
-    """The settings of the run in `out`, for going on with it."""
-    path = out / SETTINGS_FILE
-    if not path.is_file() or not (out / JOURNAL_FILE).is_file():
+    """The settings of the run in `out`, for going on with it: the header of its journal."""
+    path = out / JOURNAL_FILE
+    if not begun(out):
         raise InputError(f"there is no run to resume in {out}; leave out --resume to start one")
-    try:
-        stored = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}; restore it or start a new run") from error
-    if not isinstance(stored, dict):
-        raise InputError(f"{path} does not hold settings; restore it or start a new run")
-    return stored
+    with path.open("rb") as file:
+        header = decode_line(file.readline())
+    if header is None or header.get("journal") != JOURNAL_FORMAT:
+        raise InputError(f"{path} does not begin as this version of lpes-bake writes it; start a new run")
+    settings: dict[str, Any] = header["settings"]
+    return settings
+
+
+def begun(out: Path) -> bool:
+    """Whether a run began in `out`: its journal has a first line. A kill just before leaves the files without it."""
+    path = out / JOURNAL_FILE
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def check_out(out: Path, *, resume: bool) -> None:
@@ -612,10 +632,10 @@ def check_out(out: Path, *, resume: bool) -> None:
         raise InputError(f"{out} cannot be written, because of {place}; give another directory")
     if resume:
         stored_settings(out)
-    # The settings alone are what a run leaves that is killed before its first line in the journal.
-    elif out.is_dir() and any(path.name != SETTINGS_FILE for path in out.iterdir()):
-        hint = "go on with its run with --resume, or " if (out / JOURNAL_FILE).exists() else ""
-        raise InputError(f"{out} is not empty; {hint}give a new directory")
+    elif begun(out):
+        raise InputError(f"{out} holds a run; go on with it with --resume, or give a new directory")
+    elif out.is_dir() and any(path.name not in (SETTINGS_FILE, JOURNAL_FILE) for path in out.iterdir()):
+        raise InputError(f"{out} is not empty; give a new directory")
 
 
 def check_outside(out: Path, source: Source) -> None:

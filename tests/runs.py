@@ -130,14 +130,14 @@ class Command:
         )
         self._process.start()
 
-    def kill_once(self, condition: Callable[[], bool]) -> None:
-        """kill -9, as soon as the condition holds."""
+    def stop_once(self, condition: Callable[[], bool], how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, as soon as the condition holds."""
         deadline = time.monotonic() + 60
         while self._process.is_alive() and not condition():
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGKILL)
+        os.kill(self._process.pid, how)
 
     def finish(self, timeout: float = 120) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
@@ -153,3 +153,33 @@ def _work(arguments: list[str], output: str, errors: str, environment: dict[str,
         os.dup2(file, descriptor)
     sys.argv = ["lpes-bake", *arguments]
     main(arguments, prog_name="lpes-bake")
+
+
+def write_mdqa(path: Path, rows: int = 40) -> Path:
+    """A file in the format of the lost-in-the-middle authors, with two distractors in each row."""
+    lines = []
+    for row in range(rows):
+        documents = [
+            {"title": f"T{row}{place}", "text": f"Number {row} has {row * 7 + place} legs.", "isgold": place == row % 3}
+            for place in range(3)
+        ]
+        answers = [str(row * 7 + row % 3), "e"]
+        lines.append({"question": f"legs of {row}?", "answers": answers, "ctxs": documents})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_own(path: Path, rows: int = 40) -> Path:
+    """A user's own questions, in the format that docs/tasks.md describes."""
+    names = ("Tom", "Mia", "Ada", "Bob", "Eva")
+    lines = [
+        {
+            "question": f"Who has lamp {row}?",
+            "documents": [f"{names[row % 5]} has lamp {row}.", "It rained.", {"title": "Log", "text": "Snow fell."}],
+            "answer": names[row % 5],
+            "gold": 0,
+        }
+        for row in range(rows)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +103,49 @@ def test_a_killed_run_goes_on_and_has_lost_only_the_unit_in_work(tmp_path: Path,
         assert ledger.results(UNITS) == whole
     assert compute.units == UNITS[count:]
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
+
+
+KILLS_ITSELF = """
+import os, signal, sys
+from pathlib import Path
+from tests.synthetic import Landscape, ledger_at
+from tests.test_ledger import UNITS
+
+def compute(unit):
+    if unit == UNITS[4]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Landscape()(unit)
+
+with ledger_at(Path(sys.argv[1]), compute) as ledger:
+    ledger.results(UNITS)
+"""
+
+
+def test_what_was_computed_is_in_the_file_when_the_process_is_killed(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-c", KILLS_ITSELF, str(tmp_path / "journal")]
+    done = subprocess.run(command, cwd=root, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [record["unit"] for record in records(tmp_path / "journal")[1:]] == [
+        json.loads(json.dumps(unit.to_json())) for unit in UNITS[:4]
+    ]
+
+
+def test_each_record_is_synced_to_the_disk_before_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+
+    def watched(file: int) -> None:
+        sync(file)
+        synced.append((tmp_path / "journal").read_bytes().count(b"\n"))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with ledger_at(tmp_path / "journal", Landscape()) as ledger:
+        for done, unit in enumerate(UNITS, start=1):
+            ledger.results([unit])
+            assert synced[-1] == 1 + done
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])

@@ -160,6 +160,19 @@ def test_what_was_complete_before_is_not_raced_again() -> None:
     assert one.run([IDENTITY], keep=1) == [first] and one.ledger.tokens == tokens
 
 
+def test_the_best_are_not_dropped_though_one_of_them_did_better_on_what_was_seen() -> None:
+    one = race("probable", objective=Objective(leash=0.0), contexts=16)
+    one.identity.values, one.identity.score = [np.full((16, 3), -1.0)], -1.0
+    # Full score −.85, but −.2 on the first block.
+    rival = Entrant((0.9,) * LAYERS, [np.repeat([[-0.2], [-1.5]], 8, axis=0) * np.ones(3)], -0.85, complete=True)
+    one.complete[rival.factors] = rival
+    second = Entrant((1.1,) * LAYERS, [np.full((8, 3), -0.8)])
+    third = Entrant((1.2,) * LAYERS, [np.full((8, 3), -0.9)])
+    assert one._chance(second, rival) == 0
+    assert one._drop([second, third], keep=2) == [second]
+    assert one._drop([second, third], keep=4) == [second, third]
+
+
 class Failing(Landscape):
     """Fails for candidates whose first factor is below 0.9, in their second block."""
 

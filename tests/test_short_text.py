@@ -77,7 +77,8 @@ def differences(value: Callable[[list[float]], float], factors: Sequence[float])
     step = 2e-4
     units = step * np.eye(len(factors))
     above, below = (np.array([value((np.array(factors) + one).tolist()) for one in ends]) for ends in (units, -units))
-    return (above - below) / (2 * step)
+    found: NDArray[np.float64] = (above - below) / (2 * step)
+    return found
 
 
 def test_paragraphs_too_long_for_the_model_or_too_short_to_predict_are_refused(tmp_path: Path) -> None:

@@ -82,6 +82,32 @@ def essence(result: StudyResult) -> dict[str, Any]:
     return {**plain, "ranking": result.ranking, "complete": complete}
 
 
+class Script:
+    """An optimizer that asks for what it was given, and keeps what it was told."""
+
+    ended: str | None = None
+    parents = 1
+    generation = 0
+
+    def __init__(self, asks: Sequence[tuple[bool, Sequence[Factors]]]) -> None:
+        self._asks = list(asks)
+        self.wants_gradient = False
+        self.told: list[Sequence[Outcome]] = []
+
+    def ask(self) -> list[Individual]:
+        if not self._asks:
+            self.ended = "the script is over"
+            return []
+        self.wants_gradient, factors = self._asks.pop(0)
+        return [Individual(one) for one in factors]
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        self.told.append(outcomes)
+
+    def ranking(self) -> list[Scored]:
+        return []
+
+
 class Killed(BaseException):
     """Ends a run in the middle of a unit, past every `except Exception`."""
 
@@ -238,6 +264,16 @@ def test_ten_failures_in_a_row_stop_it_with_the_cause_and_a_mended_run_goes_on(t
     assert essence(run(tmp_path / "journal", killed_after(0), population=14)) == essence(result)
 
 
+def test_failures_that_are_not_in_a_row_do_not_stop_it() -> None:
+    def every_other(unit: Unit) -> Result:
+        if unit.factors[0] < 1:
+            raise OSError("the disk is gone")
+        return Landscape()(unit)
+
+    asks = [(False, [(0.8 + number / 100,) * LAYERS, (1.01 + number / 100,) * LAYERS]) for number in range(12)]
+    assert run(compute=every_other, optimizer=Script(asks)).failed == 12
+
+
 def test_an_identity_that_fails_stops_it_at_once_with_the_cause_and_a_mended_run_goes_on(tmp_path: Path) -> None:
     calls = 0
 
@@ -283,6 +319,14 @@ def test_a_limit_ends_the_study_with_its_best_and_it_can_go_on(tmp_path: Path, l
     assert essence(run(path)) == essence(whole)
 
 
+def test_after_a_limit_nothing_more_is_asked_and_what_was_not_reached_is_no_trial() -> None:
+    trials: list[Trial] = []
+    script = Script([(False, [(0.8 + number / 20,) * LAYERS for number in range(3)]), (False, [(0.7,) * LAYERS])])
+    result = run(optimizer=script, limits=Limits(max_evaluations=3), on_trial=trials.append)
+    assert len(script.told) == 1 and script.told[0][2] == Outcome(None, complete=False)
+    assert [trial.factors[0] for trial in trials] == pytest.approx([0.8, 0.85]) and result.trials == 2
+
+
 def test_a_study_out_of_time_ends_with_the_best_so_far(tmp_path: Path) -> None:
     with pytest.raises(StudyStopped, match=r"minutes is reached, before the model itself"):
         run(tmp_path / "journal", limits=Limits(max_time=1e-9))
@@ -298,32 +342,6 @@ def test_a_study_out_of_time_ends_with_the_best_so_far(tmp_path: Path) -> None:
 def test_a_limit_before_the_identity_is_scored_says_so() -> None:
     with pytest.raises(StudyStopped, match=r"the limit of 1 tokens is reached, before the model itself"):
         run(limits=Limits(max_tokens=1))
-
-
-class Script:
-    """An optimizer that asks for what it was given, and keeps what it was told."""
-
-    ended: str | None = None
-    parents = 1
-    generation = 0
-
-    def __init__(self, asks: Sequence[tuple[bool, Sequence[Factors]]]) -> None:
-        self._asks = list(asks)
-        self.wants_gradient = False
-        self.told: list[Sequence[Outcome]] = []
-
-    def ask(self) -> list[Individual]:
-        if not self._asks:
-            self.ended = "the script is over"
-            return []
-        self.wants_gradient, factors = self._asks.pop(0)
-        return [Individual(one) for one in factors]
-
-    def tell(self, outcomes: Sequence[Outcome]) -> None:
-        self.told.append(outcomes)
-
-    def ranking(self) -> list[Scored]:
-        return []
 
 
 def test_an_optimizer_that_never_scores_leaves_the_identity() -> None:

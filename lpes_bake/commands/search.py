@@ -152,8 +152,7 @@ def settings_of(
     context: click.Context, out: Path, values: dict[str, Any], preset: str, *, resume: bool
 ) -> SearchSettings:
     """What the user gave, over the preset, over what the run that goes on has."""
-    from lpes_bake.run import SETTINGS_FILE, stored_settings
-    from lpes_bake.search.errors import InputError
+    from lpes_bake.run import stored_settings
 
     given = {
         name: value
@@ -161,10 +160,7 @@ def settings_of(
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
     }
     stored = stored_settings(out) if resume else {}
-    try:
-        return SearchSettings.from_flat({**stored, **PRESETS[preset], **given})
-    except TypeError as error:  # options have the right types, a file that somebody edited may not
-        raise InputError(f"{out / SETTINGS_FILE} does not hold settings; restore it or start a new run") from error
+    return SearchSettings.from_flat({**stored, **PRESETS[preset], **given})
 
 
 def is_first() -> bool:
@@ -193,8 +189,8 @@ def stored_revision(out: Path) -> str | None:
     """The commit that the run in `out` began with."""
     from lpes_bake.run import stored_settings
 
-    base = stored_settings(out).get("base")
-    return base.get("revision") if isinstance(base, dict) else None
+    commit: str | None = stored_settings(out)["base"]["revision"]
+    return commit
 
 
 def show_result(result: SearchResult, console: Console) -> None:
