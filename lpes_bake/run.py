@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import time
@@ -48,6 +49,10 @@ RESULT_FILE = "result.json"
 
 # Read from each end of a weight file to tell it from another.
 DIGEST_BYTES = 1 << 20
+
+# Settings that hold paths, which mean nothing on other machines, and which factors.json takes there. What the files
+# are, its `questions` and `paragraphs` say.
+LOCAL = ("task", "selection_task", "text")
 
 # Contexts of a task with generated answers that tell whether it is too hard.
 DIFFICULTY_CONTEXTS = 4
@@ -466,13 +471,19 @@ def conclude(
         }
         for i, (spec, task) in enumerate(zip((*settings.task, *settings.selection_task), plan.tasks, strict=True))
     ]
-    scores = {"tasks": [{**about, **measured} for about, measured in zip(tasks, report.tasks, strict=True)]}
+    scores = {
+        "tasks": [
+            {**{name: value for name, value in about.items() if name != "spec"}, **measured}
+            for about, measured in zip(tasks, report.tasks, strict=True)
+        ]
+    }
+    elsewhere = ("base", *asdict(settings.curve), *LOCAL)
     factors = Factors(
         layer_rope_scaling=kept.individual.factors,
         base=facts,
         curve=curve,
         search={
-            **{name: value for name, value in plan.header.items() if name not in ("base", *asdict(settings.curve))},
+            **{name: value for name, value in plan.header.items() if name not in elsewhere},
             "evaluations": study.evaluations,
             "tokens": study.tokens,
             "failed": study.failed,
@@ -672,13 +683,12 @@ def file_digest(path: Path) -> str:
 def trials_at_most(settings: SearchSettings) -> int:
     """How many trials a search can come to."""
     genetic, gradient = settings.genetic, settings.gradient
-    first = len(settings.curve.uniform_places)
-    population = max(genetic.population, first)
-    climb = gradient.steps + gradient.steps // gradient.check_every + 1
+    uniform = len(settings.curve.uniform_places)
+    climb = gradient.steps + math.ceil(gradient.steps / gradient.check_every)
     if settings.optimizer == "gradient":
-        return first + climb
-    generations = genetic.generations
+        return uniform + climb
+    first = uniform if settings.optimizer == "cma-es" else max(genetic.population, uniform)
     if settings.optimizer == "hybrid":
-        generations = min(generations, gradient.warmup)
-        return population + genetic.population * (generations - 1) + climb
-    return population + genetic.population * (generations - 1)
+        # What the climb starts from is scored anew: as a curve through even points.
+        return first + genetic.population * (min(genetic.generations, gradient.warmup) - 1) + 1 + climb
+    return first + genetic.population * (genetic.generations - 1)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.bias import causal_lower_right
 from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -222,7 +223,7 @@ class Scorer:
         """Score contexts start … stop − 1 with `factors`, one a layer; None leaves the model as it is.
 
         accuracy: generate text where the task's metric reads it; elsewhere accuracy costs nothing and is always
-        there. on_progress is given the share of the batches' contexts that are done.
+        there. on_progress is given the share of the contexts that are done, batch by batch.
         """
         if factors is not None:
             set_factors(self.model, factors)
@@ -597,21 +598,23 @@ def row_attention(
     attention_mask: (batch, 1, masked, keys), true where a query may look. Returns (batch, queries, heads,
     head_dim). A mask for all queries would keep fast kernels out and be of quadratic size.
     """
+    batch, heads, queries, width = query.shape
+    group = heads // key.shape[1]
     masked = attention_mask.shape[2]
-    shared, known = query.shape[2] - masked, key.shape[2] - masked
+    shared, known = queries - masked, key.shape[2] - masked
     parts = []
     if shared:
-        # The kernels' own causal mask is for queries without a cache before them.
-        mask = None
-        if known > shared:
-            mask = torch.ones(shared, known, dtype=torch.bool, device=query.device).tril(known - shared)[None, None]
-        beginning, _none = sdpa_attention_forward(
-            module, query[:, :, :shared], key[:, :, :known], value[:, :, :known], mask, scaling=scaling
-        )
-        parts.append(beginning)
+        beginning = query[:, :, :shared], key[:, :, :known], value[:, :, :known]
+        if shared == known:
+            parts.append(sdpa_attention_forward(module, *beginning, None, scaling=scaling)[0])
+        else:
+            # Behind a cache, is_causal would align the first query with the first key.
+            first, *others = beginning
+            keys, values = (one.repeat_interleave(group, dim=1) for one in others)
+            mask = causal_lower_right(shared, known)
+            seen = torch.nn.functional.scaled_dot_product_attention(first, keys, values, attn_mask=mask, scale=scaling)
+            parts.append(seen.transpose(1, 2))
     # Heads that share keys and values become rows of one head, so that nothing is copied for each of them.
-    batch, heads, _queries, width = query.shape
-    group = heads // key.shape[1]
     folded = query[:, :, shared:].reshape(batch, -1, group * masked, width)
     added = torch.nn.functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=attention_mask.repeat(1, 1, group, 1), scale=scaling

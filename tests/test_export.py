@@ -10,15 +10,18 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import ModelCard
 
 from lpes_bake import export
 from lpes_bake.cli import main
+from lpes_bake.comparison import compared
 from lpes_bake.export import Weights, bake
 from lpes_bake.factors import Factors, base_facts, load_factors
 from lpes_bake.search.errors import InputError
@@ -430,6 +433,83 @@ def test_the_card_is_valid_metadata_and_says_what_matters(model: Path, tmp_path:
         "2606.27705",
     ):
         assert text in card.text, text
+
+
+def searched(rng: np.random.Generator, title: str, unit: str, positions: list[int]) -> tuple[dict[str, Any], Any, Any]:
+    """A task as a search leaves it in factors.json, and both models' accuracy, (contexts, positions)."""
+    base, lpes = (rng.random((40, len(positions))).round() for _ in range(2))
+    measured = compared({"accuracy": base, "logprob": base - 2}, {"accuracy": lpes, "logprob": lpes - 2})
+    about = {
+        "name": "kv",
+        "title": title,
+        "settings": {"task": "kv", "pairs": 4},
+        "positions": positions,
+        "position_unit": unit,
+        "generates": False,
+        "contexts": {"search": 8, "selection": 4, "report": 40},
+        "too_long": {"report": 0},
+    }
+    return {**about, **measured}, base, lpes
+
+
+def card_of(model: Path, tmp_path: Path, scores: dict[str, Any]) -> str:
+    factors = Factors(LIST, search={"seed": 7, "verdict": "The winner is better."}, scores=scores)
+    bake(open_source(str(model)), factors, tmp_path / "out")
+    return str(ModelCard((tmp_path / "out" / "README.md").read_text()).text)
+
+
+def table_after(text: str, heading: str) -> list[list[str]]:
+    """The rows of the first table behind a heading, without its header."""
+    lines = text.partition(heading)[2].split("\n|---")[1].splitlines()[1:]
+    rows = list(takewhile(lambda line: line.startswith("|"), lines))
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_card_has_a_table_for_each_task_that_was_searched(model: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, base, lpes = searched(rng, "Key-value retrieval, 4 pairs", "place", [0, 2, 3])
+    second, _, _ = searched(rng, "Questions of mine.jsonl", "%", [0, 50, 100])
+    text = {"paragraphs": 12, "base": -3.1234, "lpes": -3.1299, "difference": [-0.0065, -0.01, -0.003], "kl": 0.01}
+    card = card_of(model, tmp_path, {"tasks": [first, second], "text": text})
+    rows = table_after(card, "### Key-value retrieval, 4 pairs")
+    for name, values, row in (("base model", base, rows[0]), ("this model", lpes, rows[1])):
+        means = values.mean(0)
+        assert row == [name, *(f"{mean:.2f}" for mean in (*means, values.mean(), means.min()))]
+    mean, low, high = first["difference"]["accuracy"]["mean"]
+    assert mean == pytest.approx((lpes - base).mean())
+    assert rows[2][0] == "difference" and rows[2][4] == f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+    for words in (
+        "### Questions of mine.jsonl",
+        "| | place 0% | place 50% | place 100% | mean | minimum |",
+        "40 contexts, each asked at every place",
+        "Mean log-probability of the answer's tokens:",
+        "12 paragraphs",
+        "-3.123 for the base",
+        "-3.130 for this one",
+        "The winner is better.",
+        '"seed": 7',
+    ):
+        assert words in card, words
+    assert "\n\n\n\n" not in card
+
+
+def test_the_card_of_a_search_that_found_nothing_has_the_base_models_scores_alone(model: Path, tmp_path: Path) -> None:
+    task, base, _ = searched(np.random.default_rng(0), "Key-value retrieval, 4 pairs", "place", [0, 2])
+    alone = {name: value for name, value in task.items() if name not in ("lpes", "difference")}
+    # Numbers that are not known are null.
+    alone["base"]["logprob"]["minimum"] = None
+    card = card_of(model, tmp_path, {"tasks": [alone], "text": {"paragraphs": 12, "base": -3.1}})
+    rows = table_after(card, "### Key-value retrieval, 4 pairs")
+    assert [row[0] for row in rows] == ["base model"] and rows[0][1] == f"{base.mean(0)[0]:.2f}"
+    assert table_after(card, "Mean log-probability of the answer's tokens")[0][-1] == "–"
+    assert "for this one" not in card and "this model" not in card.partition("## Scores")[2].partition("## Rep")[0]
+
+
+@pytest.mark.parametrize("scores", [{"tasks": 3, "text": {}}, {"tasks": [{"title": "x"}], "text": {"paragraphs": 1}}])
+def test_scores_of_another_shape_are_listed_as_they_are(model: Path, tmp_path: Path, scores: dict[str, Any]) -> None:
+    card = card_of(model, tmp_path, scores)
+    assert "### " not in card.partition("## Scores")[2].partition("## Reproduce")[0]
+    assert "| tasks | 3 |" in card or "| tasks 1: title | x |" in card
 
 
 @pytest.mark.parametrize("text", ["no metadata", "---\na: [\n---\n", "---\nlicense: 3\nlanguage: no\n---\n", "\xff"])

@@ -1,15 +1,26 @@
-"""A baked directory loads in whichever way people start it: many processes at once, ".", a trailing slash."""
+"""What is loaded for scoring is the base model or a baked one, whole; and a baked directory loads in whichever
+way people start it: many processes at once, ".", a trailing slash."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
+from lpes_bake.loading import first_line, load_model, load_tokenizer, require_causal
+from lpes_bake.search.errors import InputError
 from lpes_bake.source import open_source
+
+FACTORS = (0.25, 4.0, 1.0, 2.0)
 
 # Imports once, and forks into processes that load at the same moment into one empty cache of modules.
 LOAD = """
@@ -43,7 +54,7 @@ sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 
 
 def test_processes_that_load_at_once_with_an_empty_cache_all_succeed(tiny_llama: Path, tmp_path: Path) -> None:
-    out = bake(open_source(str(tiny_llama)), Factors((0.25, 4.0, 1.0, 2.0)), tmp_path / "tiny-2.5-lpes").out
+    out = bake(open_source(str(tiny_llama)), Factors(FACTORS), tmp_path / "tiny-2.5-lpes").out
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(out), f"{out}/", str(out), "."],
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
@@ -58,3 +69,70 @@ def test_processes_that_load_at_once_with_an_empty_cache_all_succeed(tiny_llama:
     assert len(answers) == 4
     assert len(set(answers)) == 1
     assert answers[0].startswith("LpesLlamaForCausalLM ")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(3, 60)[None]).logits
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_base_model_is_loaded_with_factors_of_1_and_a_baked_one_with_its_own(
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = request.getfixturevalue(f"tiny_{family}")
+    base = load_model(open_source(str(path)), "cpu", torch.float32)
+    assert torch.equal(logits(base), logits(AutoModelForCausalLM.from_pretrained(path)))
+    out = bake(open_source(str(path)), Factors(FACTORS), tmp_path / "baked").out
+    baked = load_model(open_source(str(out), baked=True), "cpu", torch.float32)
+    assert baked.base_model.rotary_emb.layer_rope_scaling.tolist() == list(FACTORS)
+    stranger = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    assert torch.equal(logits(baked), logits(stranger)) and not torch.equal(logits(baked), logits(base))
+    assert not (base.training or baked.training)
+
+
+def test_dtype_and_device_map_are_those_asked_for(tiny_llama: Path) -> None:
+    source = open_source(str(tiny_llama))
+    assert load_model(source, "cpu", torch.bfloat16).dtype == torch.bfloat16
+    mapped = load_model(source, "cpu", torch.float32, device_map="cpu")
+    assert torch.equal(logits(mapped), logits(load_model(source, "cpu", torch.float32)))
+
+
+def message(model: Path, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        load_model(open_source(str(model)), "cpu", torch.float32, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_loaded_is_said_in_one_line(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as where it is not installed
+    assert "llama cannot be loaded on cpu" in message(tiny_llama, device_map="nonsense")
+    for quantization in ("4bit", "8bit"):
+        assert f"quantization '{quantization}' needs bitsandbytes" in message(tiny_llama, quantization=quantization)
+    broken = Path(shutil.copytree(tiny_llama, tmp_path / "broken"))
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": 99}))
+    assert "broken cannot be loaded on cpu" in message(broken)
+
+
+def test_tokenizers_that_cannot_be_had_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    assert len(load_tokenizer(open_source(str(model)), trust_remote_code=False)) == 256
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="the tokenizer of model cannot be loaded"):
+        load_tokenizer(open_source(str(model)), trust_remote_code=False)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(InputError, match="answers nothing; give a causal LM"):
+        require_causal(open_source(str(model)))
+
+
+def test_an_error_becomes_one_line() -> None:
+    assert first_line(ValueError("  first\nsecond")) == "first"
+    assert first_line(RuntimeError()) == "RuntimeError"

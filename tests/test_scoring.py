@@ -193,6 +193,7 @@ def test_scores_do_not_depend_on_what_was_scored_before_or_beside(tiny_llama: Pa
         joined = np.concatenate([getattr(parts[i], name) for i in (2, 0, 1)])
         assert joined.tolist() == getattr(whole, name).tolist()
     assert sum(part.tokens for part in parts) == whole.tokens
+    assert [scorer.tokens(1, 3), scorer.tokens()] == [parts[0].tokens, whole.tokens]
     with pytest.raises(ValueError, match="contexts 3 to 5 were asked for, but there are 4"):
         scorer.score(FACTORS, 3, 5)
 
@@ -544,7 +545,10 @@ def test_gradient_of_questions_that_share_in_part_equals_that_of_whole_prompts(
         FACTORS, 0, 2, WEIGHTS
     )
     monkeypatch.setattr(scoring, "PACKED_TOKENS", 60)
-    scores, gradient = Scorer(model, tokenizer, Moved(), contexts).gradient(FACTORS, 0, 2, WEIGHTS)
+    scorer = Scorer(model, tokenizer, Moved(), contexts)
+    scores, gradient = scorer.gradient(FACTORS, 0, 2, WEIGHTS)
+    # No row takes anything over from another one.
+    assert scorer.tokens(0, 2) < scorer.tokens(0, 2, gradient=True) == scores.tokens
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
     same(scores.logprob, plain.logprob)
     assert np.isnan(scores.exact).all()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +98,15 @@ def test_factors_json_says_where_the_factors_come_from(whole: Path) -> None:
     assert searched[0]["factors"] == list(IDENTITY)
     assert factors.search["evaluations"] == len({tuple(unit["factors"]) for unit in searched}) == 18
     assert "better than the base model on unseen questions" in factors.search["verdict"]
+
+
+def test_the_command_that_reproduces_it_is_written_down(whole: Path, small: Small) -> None:
+    command = shlex.split(json.loads((whole / "result.json").read_text())["command"])
+    assert command[:5] == ["lpes-bake", "search", str(small.model), "--out", str(whole)]
+    again = {name: command[command.index(name) + 1] for name in command[5::2]}
+    # What is at its default anyway, gradients' settings apart, need not be said.
+    assert again["--population"] == "6" and again["--uniform"] == "0.5,0.8" and again["--text"] == str(small.text)
+    assert set(again) <= set(small.options())
 
 
 def test_no_unit_is_computed_twice(whole: Path) -> None:
@@ -209,6 +220,7 @@ def test_a_search_that_finds_nothing_says_so_and_writes_the_identity(small: Smal
     assert content["verdict"] == "identity" and "found nothing better than the base model" in content["message"]
     factors = load_factors(tmp_path / "run")
     assert factors.layer_rope_scaling == IDENTITY
+    assert invoke("export", small.model, tmp_path / "run", tmp_path / "baked").exit_code == 0
     assert factors.curve is not None and decode(factors.curve["points"], LAYERS) == IDENTITY
     assert factors.scores is not None and "lpes" not in factors.scores["tasks"][0]
     assert "base" in factors.scores["tasks"][0] and "lpes" not in factors.scores["text"]
@@ -261,20 +273,16 @@ def test_what_costs_too_much_on_short_text_does_not_win(whole: Path, small: Smal
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_leash_is_the_price_of_damage(whole: Path, small: Small, tmp_path: Path) -> None:
-    content = small.run(tmp_path / "run", leash=0.5, leash_kl=2, race="off", generations=1)
-    scores = {tuple(one["factors"]): one["score"] for one in free_trials(whole)}
-    first = [one for one in content["trials"] if one["score"] is not None]
-    assert len(first) == 6
-    for trial, factors in zip(first, scores, strict=False):
-        mean = logprobs(tmp_path / "run", "search", list(factors)).mean()
-        assert trial["score"] == pytest.approx(mean - 0.5 * max(0, trial["damage"]) - 2 * trial["kl"])
-
-
-def free_trials(out: Path) -> list[dict[str, Any]]:
-    """The candidates of a run's search in the order of their first unit."""
+def test_the_leash_is_the_price_of_damage(small: Small, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    content = small.run(out, leash=0.5, leash_kl=2, race="off", generations=1)
     units = [record["unit"] for record in records(out) if record["unit"]["part"] == "search"]
-    return [{"factors": factors, "score": None} for factors in dict.fromkeys(tuple(unit["factors"]) for unit in units)]
+    candidates = dict.fromkeys(tuple(unit["factors"]) for unit in units)
+    assert len(content["trials"]) == len(candidates) == 6
+    for trial, factors in zip(content["trials"], candidates, strict=True):
+        mean = logprobs(out, "search", list(factors)).mean()
+        assert trial["score"] == pytest.approx(mean - 0.5 * max(0, trial["damage"]) - 2 * trial["kl"])
+    assert any(one["damage"] > 0 for one in content["trials"])
 
 
 # Questions
@@ -414,10 +422,15 @@ class Easy(Task):
 """
 
 
+def test_factors_json_names_files_and_holds_no_paths(many: Path) -> None:
+    text = (many / "factors.json").read_text()
+    assert '"mdqa.jsonl"' in text and '"own.jsonl"' in text
+    assert "/" not in text
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_tasks_that_are_too_hard_or_too_easy_are_told(small: Small, tmp_path: Path) -> None:
     (tmp_path / "easy.py").write_text(EASY)
-    said: list[str] = []
     tasks = ["kv,pairs=2,key_width=8", f"{tmp_path / 'easy.py'}:Easy"]
     done = small.search(tmp_path / "run", task=tasks, population=2, generations=1, uniform="", report_contexts=2)
     assert done.exit_code == 0, done.output
@@ -548,6 +561,27 @@ def test_a_limit_ends_the_search_with_the_best_so_far_and_without_it_the_run_goe
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_search_out_of_time_ends_with_the_best_so_far_and_goes_on_later(
+    whole: Path, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Evaluator.compute
+
+    def slow(self: Evaluator, unit: Unit) -> Result:
+        time.sleep(0.05 if unit.part == "search" else 0)
+        return real(self, unit)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "compute", slow)
+        content = small.run(out, "--max-time", "0.02")
+    assert content["ended"] == "the limit of 0.02 minutes is reached"
+    assert content["identity_score"] == content_of(whole)["identity_score"]
+    assert content["cost"]["evaluations"] < 18 and content["seconds"] >= 1.2
+    small.run(out, "--resume")
+    assert without_date(out) == without_date(whole)
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
@@ -575,7 +609,10 @@ def test_a_limit_before_the_model_itself_is_scored_is_an_error_that_says_so(
 def test_factors_that_a_model_cannot_take_fail_and_do_not_win(small: Small, tmp_path: Path) -> None:
     # The smallest factor of this grid is 0 when it is rounded, which no model can divide by.
     grid = {"y_low": 0.00001, "y_high": 1, "y_step": 0.99999, "max_step_y": 1, "max_jump_y": 1, "first_spread": 1}
-    content = small.run(tmp_path / "run", **grid, uniform="0.00001", generations=2, race="off")
+    done = small.search(tmp_path / "run", **grid, uniform="0.00001", generations=2, race="off")
+    assert done.exit_code == 0, done.output
+    assert "trial 2 failed: ValueError: " in done.stderr
+    content = content_of(tmp_path / "run")
     failed = [one for one in content["trials"] if one["error"] is not None]
     assert failed[0]["uniform"] == 0 and failed[0]["score"] is None and not failed[0]["complete"]
     assert content["cost"]["failed"] == len(failed) < len(content["trials"])
@@ -614,6 +651,8 @@ def test_failing_evaluations_stop_the_search_with_the_cause_and_a_mended_run_goe
     assert done.exit_code == 1 and "Traceback" not in done.output
     assert "10 trials in a row failed" in done.stderr and "RuntimeError: the solver gave up" in done.stderr
     assert "--resume" in done.stderr and not (out / "factors.json").exists()
+    small.run(out, "--resume")
+    assert without_date(out) == without_date(whole)
 
 
 @pytest.mark.usefixtures("no_pictures")

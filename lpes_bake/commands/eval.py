@@ -173,6 +173,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
         console.print(
             f"{task.title}: {evaluation.contexts} contexts, each asked at {len(places)} positions{left_out}\n",
             markup=False,
+            soft_wrap=True,
         )
         for metric, name in names.items():
             table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
