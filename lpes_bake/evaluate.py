@@ -146,7 +146,7 @@ def evaluate(
     from transformers.utils import logging
 
     from lpes_bake.search.device import pick_device, pick_dtype
-    from lpes_bake.search.prompts import Encoded, encode, take
+    from lpes_bake.search.prompts import take
 
     # Loading a baked directory's tokenizer without its code makes transformers warn of a model type it does not know.
     logging.set_verbosity_error()
@@ -155,16 +155,18 @@ def evaluate(
     precision = pick_dtype(dtype, where)
     tokenizers = [load_tokenizer(source, trust_remote_code=trust_remote_code) for source in sources]
     # What does not fit in the shortest model is left out for all: they must be asked the same.
-    limit, shortest = min((source.max_positions, i) for i, source in enumerate(sources))
-    taken = [take(task, "report", seed, contexts, tokenizers[shortest], prompt_format, limit) for task in tasks]
-    # To each model the same questions, as its own tokenizer reads them.
-    encoded = [
-        [
-            [[Encoded(example, *encode(example, tokenizer, prompt_format)) for example in one] for one in task.examples]
-            for task in taken
-        ]
+    limit = min(source.max_positions for source in sources)
+    taken = [
+        [take(task, "report", seed, contexts, tokenizer, prompt_format, limit) for task in tasks]
         for tokenizer in tokenizers
     ]
+    for source, found in zip(sources, taken, strict=True):
+        for task, one, first in zip(tasks, found, taken[0], strict=True):
+            if one.examples != first.examples:
+                raise InputError(
+                    f"{task.title}: with the tokenizer of {source.name} other contexts fit into {limit} tokens than "
+                    f"with that of {sources[0].name}, so they cannot be compared; use shorter contexts"
+                )
 
     from lpes_bake.search.scoring import Scorer
 
@@ -176,8 +178,8 @@ def evaluate(
         on_progress(labels[0], 0.0)
         model = load_model(source, where, precision)
         scorers = [
-            Scorer(model, tokenizer, task, own_contexts, batch_size=batch_size)
-            for task, own_contexts in zip(tasks, encoded[i], strict=True)
+            Scorer(model, tokenizer, task, one.contexts, batch_size=batch_size)
+            for task, one in zip(tasks, taken[i], strict=True)
         ]
         for variant in variants:
             label = labels.pop(0)
@@ -194,7 +196,7 @@ def evaluate(
     return Evaluation(
         tuple(tasks),
         contexts,
-        tuple(one.too_long for one in taken),
+        tuple(one.too_long for one in taken[0]),
         seed,
         prompt_format,
         str(where),

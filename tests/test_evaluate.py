@@ -212,6 +212,25 @@ def test_contexts_that_the_shortest_model_cannot_read_are_left_out_for_all(small
     assert whole["tokens"] == cut["tokens"] and whole["logprob"] == cut["logprob"]
 
 
+def test_models_that_cannot_be_asked_the_same_are_refused(small: Small, tmp_path: Path) -> None:
+    # This tokenizer makes one token of the words that some contexts are long for.
+    other = Path(shutil.copytree(small.model, tmp_path / "other"))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [
+        {"id": 5, "content": "No. No. No. No.", **dict.fromkeys(("single_word", "lstrip", "rstrip"), False)}
+        | {"normalized": False, "special": False}
+    ]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    rows = [
+        {"question": f"Who {i}?", "documents": ["Tom did." + " No." * (2000 * (i % 2)), "No.", "No."], "answer": "Tom"}
+        for i in range(40)
+    ]
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({**row, "gold": 0}) + "\n" for row in rows))
+    done = run(small.model, other, "--task", f"qa:{file}")
+    assert "with the tokenizer of other other contexts fit into 8192 tokens than with that of small" in one_line(done)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
