@@ -13,9 +13,9 @@ from pathlib import Path
 
 # A pair is short and asked for at five places: much signal from few tokens. Without its chat template
 # the model answers with the value at once.
-PLACES = "0,3,7,11,15"
-TASK = ["--pairs", "16", "--key-width", "4", "--positions", PLACES, "--chat-template", "off"]
-SEARCH = ["--contexts", "10", "--population", "8", "--generations", "3", "--heldout-contexts", "30"]
+TASK = ["--task", "kv,key_width=4,positions=0/3/7/11/15", "--prompt-format", "plain"]
+SEARCH = ["--contexts", "12", "--gradient-contexts", "40", "--selection-contexts", "12", "--report-contexts", "40"]
+SEARCH += ["--steps", "20", "--finalists", "2"]
 EVALUATION = ["--contexts", "50"]
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     lpes_bake("export", model, str(run / "search" / "factors.json"), str(baked), "--overwrite")
     lpes_bake("verify", str(baked), "--base", model)
     lpes_bake("eval", model, str(baked), *TASK, *EVALUATION, "--plot", str(plot))
-    print(f"\nThe picture: {plot}\n\nTo load the debiased model anywhere, without lpes-bake:\n")
+    print(f"\nThe search as a page: {run / 'search' / 'report' / 'report.html'}\nThe picture: {plot}\n\nTo load the debiased model anywhere, without lpes-bake:\n")
     print("from transformers import AutoModelForCausalLM, AutoTokenizer")
     print(f'model = AutoModelForCausalLM.from_pretrained("{baked}", trust_remote_code=True)')
     print(f'tokenizer = AutoTokenizer.from_pretrained("{baked}", trust_remote_code=True)')

@@ -8,6 +8,7 @@ import numpy as np
 
 from lpes_bake.run import Plan, first_contexts, load_evaluator, make_plan, trials_at_most, wants_gradients
 from lpes_bake.search.errors import InputError
+from lpes_bake.search.ledger import attempt
 from lpes_bake.search.objective import FloatArray
 from lpes_bake.search.tasks import PARTS
 from lpes_bake.search.units import TEXT, Result, Unit
@@ -61,7 +62,7 @@ class Meter:
         return np.array([tokens, result.seconds * batch])
 
     def _compute(self, unit: Unit) -> Result:
-        result: Result = self.evaluator.compute(unit)
+        result = attempt(self.evaluator.compute, unit)
         if result.error is not None:
             raise InputError(f"a first batch fails with: {result.error}")
         return result

@@ -407,6 +407,12 @@ def render(result: Mapping[str, Any], figures: Mapping[str, Path]) -> str:
 def optimism(result: Mapping[str, Any]) -> str:
     """What it cost to choose, in a sentence."""
     gain = result["selection"]["gain"]
+    if gain["search"] is None and None not in (gain["selection"], gain["report"]):
+        return (
+            "The winner is a finalist moved towards the identity, which the search did not score. Its gain over the "
+            f"identity is {signed(gain['selection'], 4)} on the selection set, where it was chosen, and "
+            f"{signed(gain['report'], 4)} on the report set, which had no say."
+        )
     if None in gain.values():
         return "What the choice cost is not known, as a score is missing."
     other = any(bool(task["contexts"]["search"]) != bool(task["contexts"]["selection"]) for task in result["tasks"])

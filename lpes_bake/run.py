@@ -16,7 +16,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -156,12 +156,14 @@ def make_plan(
             )
             contexts[part][i] = taken.contexts
             too_long[i][part] = taken.too_long
+    check_disjoint(tasks, contexts)
     paragraphs = paragraphs_of(settings, tokenizer, source)
     header = {
         "base": base_facts(source),
         "weights": weights_digest(source),
         "questions": {str(number): task.describe() for number, task in enumerate(tasks, 1)},
-        "paragraphs": None if settings.text is None else file_digest(Path(settings.text)),
+        # Those that come along change from version to version.
+        "paragraphs": hashlib.sha256(json.dumps(paragraphs).encode()).hexdigest()[:16],
         **settings.flat(),
     }
     return Plan(
@@ -175,8 +177,23 @@ def make_plan(
         contexts,
         too_long,
         paragraphs,
-        header,
+        # As it is read again: a tuple of a user's task comes back as a list.
+        json.loads(json.dumps(header)),
     )
+
+
+def check_disjoint(tasks: Sequence[Task], contexts: Mapping[str, Sequence[Sequence[Sequence[Any]]]]) -> None:
+    """InputError for a question in two parts, as a task that takes no notice of `part` gives: it would be searched
+    on, and then taken for unseen."""
+    for i, task in enumerate(tasks):
+        asked: dict[tuple[str, str], str] = {}
+        for part in PARTS:
+            for example in (one.example for context in contexts[part][i] for one in context):
+                if asked.setdefault((example.prompt, example.lead), part) != part:
+                    raise InputError(
+                        f"the {task.name} task gives one prompt to its {asked[example.prompt, example.lead]} part and "
+                        f"its {part} part; these must share nothing: docs/tasks.md shows how"
+                    )
 
 
 def paragraphs_of(settings: SearchSettings, tokenizer: Any, source: Source) -> dict[str, list[str]]:
@@ -670,14 +687,6 @@ def weights_digest(source: Source) -> str:
             file.seek(max(0, size - DIGEST_BYTES))
             digest.update(file.read(DIGEST_BYTES))
     return digest.hexdigest()[:16]
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, 16 digits."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; give a text file") from error
 
 
 def trials_at_most(settings: SearchSettings) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lpes_bake.comparison import number
+from lpes_bake.search.curve import FACTOR_DECIMALS, ControlPoint, decode
 from lpes_bake.search.ledger import Ledger
 from lpes_bake.search.objective import FloatArray, Objective
 from lpes_bake.search.optimizer import Individual, Scored
@@ -24,6 +25,9 @@ from lpes_bake.search.units import TEXT, Result, Unit
 
 # Contexts in one piece of work: as much as a kill can lose.
 BLOCK = 16
+
+# What is tried of a finalist that costs too much on short text, the largest first.
+SHARES = (0.8, 0.6, 0.4)
 
 
 @dataclass(frozen=True)
@@ -83,38 +87,68 @@ def select(
 ) -> Selection:
     """Score the best of `ranking`, the identity and the best uniform factors on the selection contexts of `tasks`.
 
-    Raises StudyStopped when the identity cannot be scored there; others that cannot are not chosen.
+    Those that cost more on short text than `max_damage` are not scored; in their place comes the same, moved
+    so far towards the identity (`milder`) that it costs no more, where one of SHARES does. Raises StudyStopped when the
+    identity cannot be scored; others that cannot are not chosen.
     """
     chosen = choose(ranking, finalists)
-    texts = ledger.results([Unit("score", "selection", TEXT, 0, 0, one.individual.factors) for one in chosen])
+
+    def text_of(individual: Individual) -> Result:
+        return ledger.results([Unit("score", "selection", TEXT, 0, 0, individual.factors)])[0]
+
+    base = text_of(chosen[0].individual)
     accuracy = objective.fitness == "accuracy"
-    found = [
-        [part_results(ledger, "selection", task, contexts, one.individual.factors, accuracy=accuracy) for task in tasks]
-        for one in chosen
-    ]
-    errors = [error_in([text, *itertools.chain(*parts)]) for text, parts in zip(texts, found, strict=True)]
-    if errors[0] is not None:
-        ledger.forget([chosen[0].individual.factors])
-        raise StudyStopped(f"the model itself (all factors 1) cannot be scored on the selection contexts: {errors[0]}")
-    weights = objective.task_weights([values_of(objective, results) for results in found[0]])
+    weights: tuple[float, ...] = ()
     scored: list[Finalist] = []
-    for one, text, parts, error in zip(chosen, texts, found, errors, strict=True):
-        damage, kl = (math.nan, math.nan) if error is not None else drift(text, texts[0])
-        values = [] if error is not None else [values_of(objective, results) for results in parts]
-        scored.append(
-            Finalist(
-                label_of(one.individual, len(scored)),
-                one.individual,
-                one.score + complete[one.individual.factors].penalty,
-                objective.score(values, weights, 0.0) if values else math.nan,
-                damage,
-                kl,
-                bool(damage <= max_damage),
-            )
-        )
+
+    def enter(individual: Individual, label: str, search_score: float) -> Finalist:
+        """Measure one on short text, and where that allows it on the contexts."""
+        nonlocal weights
+        text = text_of(individual)
+        error = error_in([base, text])
+        damage, kl = (math.nan, math.nan) if error is not None else drift(text, base)
+        allowed, score = bool(damage <= max_damage), math.nan
+        if allowed:
+            parts = [
+                part_results(ledger, "selection", task, contexts, individual.factors, accuracy=accuracy)
+                for task in tasks
+            ]
+            error = error_in([*itertools.chain(*parts)])
+            if error is None:
+                values = [values_of(objective, results) for results in parts]
+                weights = weights or objective.task_weights(values)
+                score = objective.score(values, weights, 0.0)
+        if error is not None and not scored:
+            ledger.forget([individual.factors])
+            raise StudyStopped(f"the model itself (all factors 1) cannot be scored on the selection contexts: {error}")
+        finalist = Finalist(label, individual, search_score, score, damage, kl, allowed and error is None)
+        scored.append(finalist)
+        return finalist
+
+    for place, one in enumerate(chosen):
+        label = label_of(one.individual, place)
+        first = enter(one.individual, label, one.score + complete[one.individual.factors].penalty)
+        if first.damage > max_damage:
+            for share in SHARES:
+                individual = milder(one.individual, share)
+                text = text_of(individual)
+                if text.error is None and drift(text, base)[0] <= max_damage:
+                    enter(individual, f"{label}, {100 * share:.0f} % of it", math.nan)
+                    break
     # Equals go to the earlier one, and the identity is first.
     winner = max((one for one in scored if one.allowed), key=lambda one: one.selection_score)
     return Selection(scored, winner, weights)
+
+
+def milder(individual: Individual, share: float) -> Individual:
+    """The same at a share of its distance from the identity. Damage falls with the square of the distance, a gain
+    with the distance itself: what is a little too dear is worth having at a part of its size."""
+    factors = tuple(round(1 + share * (factor - 1), FACTOR_DECIMALS) for factor in individual.factors)
+    if individual.points is None:
+        return Individual(factors)
+    # A Bézier curve is linear in its y's, so this is a curve again, and its factors are those but for rounding.
+    points = tuple(ControlPoint(x, round(1 + share * (y - 1), FACTOR_DECIMALS)) for x, y in individual.points)
+    return Individual(decode(points, len(factors)), points)
 
 
 def choose(ranking: Sequence[Scored], count: int) -> list[Scored]:

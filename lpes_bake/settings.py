@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lpes_bake.search.curve import CurveSettings
+from lpes_bake.search.device import DTYPES
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.genetic import GeneticSettings
 from lpes_bake.search.gradient import GradientSettings
+from lpes_bake.search.models import QUANTIZATIONS
 from lpes_bake.search.objective import Objective
 from lpes_bake.search.optimizers import OPTIMIZERS
 from lpes_bake.search.prompts import PROMPT_FORMATS
@@ -22,8 +24,6 @@ from lpes_bake.search.study import StudySettings
 DEFAULT_TASK = "kv"
 # Optimizers that follow gradients, and so need contexts for them.
 GRADIENT_OPTIMIZERS = ("gradient", "hybrid")
-DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = ("4bit", "8bit")
 
 
 def setting(default: Any, help_text: str, choices: tuple[str, ...] = (), unset: str = "", metavar: str = "") -> Any:
@@ -47,7 +47,7 @@ class SearchSettings:
         metavar="SPEC",
     )
     optimizer: str = setting(
-        "hybrid",
+        "gradient",
         "How factors are found: genetic is the paper's; gradient climbs the answers' log-probability; hybrid does one "
         "after the other; cma-es and random are there to compare with.",
         choices=OPTIMIZERS,

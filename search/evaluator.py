@@ -1,5 +1,4 @@
-"""Computes units of work with a loaded model. What goes wrong becomes a result that says so: a search of
-many hours does not end because one candidate ran out of memory."""
+"""Computes units of work with a loaded model."""
 
 from __future__ import annotations
 
@@ -42,15 +41,9 @@ class Evaluator:
         self._drifts: dict[str, Drift] = {}
 
     def compute(self, unit: Unit) -> Result:
-        """What came of the unit. An exception or NaN becomes `Result.error`; only an interruption gets through."""
+        """What the unit comes to. What goes wrong is for `ledger.attempt` to catch."""
         started = time.monotonic()
-        try:
-            result = self._text(unit) if unit.task == TEXT else self._task(unit)
-            if not result.finite:
-                result = Result(tokens=result.tokens, error="the model gave NaN or infinity")
-        except Exception as error:
-            lines = str(error).strip().splitlines() or ["no message"]
-            result = Result(error=f"{type(error).__name__}: {lines[0]}")
+        result = self._text(unit) if unit.task == TEXT else self._task(unit)
         return replace(result, seconds=time.monotonic() - started)
 
     def tokens(self, unit: Unit) -> int:

@@ -93,7 +93,8 @@ class GradientSearch(AskTell):
     steps for a score of where it stands. What wins is the best of what was scored. After a gradient
     that failed it goes on from the best so far with half the learning rate.
     layers: decoder layers of the model. start: (layers,) factors; those of a curve whose control points
-    do not stand at even distances are fitted by least squares. There is no chance in it.
+    do not stand at even distances are fitted by least squares. A race may drop such a fit, which is worse than what
+    it fits: the climb begins there all the same. There is no chance in it.
     """
 
     def __init__(
@@ -114,11 +115,12 @@ class GradientSearch(AskTell):
         self._adam = Adam(settings.learning_rate)
         self._step = self._failed = self._checks_in_vain = 0
         self._check_due = False
+        self._startable = False
 
     def _next(self) -> list[Individual]:
         if self.generation == 0:
             return self._first
-        if not self._scored:
+        if not self._startable:
             self.ended = "no individual could be scored, so there is none to start from"
         elif self._failed >= FAILURES:
             self.ended = f"{FAILURES} gradients failed"
@@ -136,13 +138,16 @@ class GradientSearch(AskTell):
             self._climb(outcomes[0])
             return
         ranking = self.ranking()
-        if self.generation == 1 and ranking:
-            self._z = self._fit(ranking[0].individual.factors)
+        first = self.generation == 1
+        if first:
+            self._startable = any(outcome.value > -math.inf for outcome in outcomes)
+            if ranking:
+                self._z = self._fit(ranking[0].individual.factors)
         self._check_due = False
         if ranking and ranking[0].score > self._best_score:
             self._best_z, self._best_score = self._z, ranking[0].score
             self._checks_in_vain = 0
-        else:
+        elif not first:
             self._checks_in_vain += 1
 
     def _climb(self, outcome: Outcome) -> None:

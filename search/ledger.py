@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class LimitReached(Exception):
 class Ledger:
     """Gives the results of units, from the journal or by computing them.
 
-    compute: what it raises, and numbers that are not finite, make a failed result; the run goes on.
+    compute: what it raises, and numbers that are not finite, make a failed result (`attempt`); the run goes on.
     journal: with its header; None on all processes but the first.
     tokens and evaluations count what was asked for in this process, each unit and each candidate of the
     search once, whether it was computed or known: a resumed run counts like one that was not killed.
@@ -154,7 +154,7 @@ class Ledger:
         missing.sort(key=lambda unit: (unit.task, unit.stop - unit.start) != (first.task, first.stop - first.start))
         dealt = missing[: self.processes.world_size]
         rank = self.processes.rank
-        mine = (dealt[rank], self._run(dealt[rank])) if rank < len(dealt) else None
+        mine = (dealt[rank], attempt(self._compute, dealt[rank])) if rank < len(dealt) else None
         over = self.limits.max_time is not None and time.monotonic() - self._started >= 60 * self.limits.max_time
         everyone = self.processes.gather((mine, over))
         # One clock decides for all.
@@ -168,18 +168,19 @@ class Ledger:
             self._known[unit] = result
             self._computed.add(unit)
 
-    def _run(self, unit: Unit) -> Result:
-        started = time.monotonic()
-        try:
-            result = self._compute(unit)
-        except Exception as error:
-            # Out of memory, a kernel's error, …: bad for these factors, no reason to lose hours of work.
-            first_line = (str(error).strip() or "no message").splitlines()[0]
-            seconds = round(time.monotonic() - started, 3)
-            return Result(seconds=seconds, error=f"{type(error).__name__}: {first_line}")
-        if result.error is None and not result.finite:
-            return replace(result, error="the model's log-probabilities are not finite")
+
+def attempt(compute: Callable[[Unit], Result], unit: Unit) -> Result:
+    """The unit's result. An exception or NaN becomes `Result.error`; only an interruption gets through."""
+    started = time.monotonic()
+    try:
+        result = compute(unit)
+    except Exception as error:
+        # Out of memory, a kernel's error, …: bad for these factors, no reason to lose hours of work.
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        return Result(seconds=time.monotonic() - started, error=f"{type(error).__name__}: {first_line}")
+    if result.finite:
         return result
+    return Result(tokens=result.tokens, seconds=result.seconds, error="the model gave NaN or infinity")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.tasks import PARTS, Example, Task
+from lpes_bake.search.tasks import PARTS, Example, Task, own_code
 
 # For models that carry no chat template. Vicuna v1.1 (also 1.3 and 1.5) as in FastChat's conversation.py; Stable
 # Beluga as its model card has it.
@@ -22,7 +22,8 @@ NAMED_FORMATS = {
 }
 PROMPT_FORMATS = ("auto", "chat", "plain", *NAMED_FORMATS)
 
-# Contexts that do not fit before giving up: generated ones never end.
+# Contexts that do not fit before giving up: generated ones never end. Fewer where each is many times too long, and
+# takes as much longer to read.
 PATIENCE = 100
 
 
@@ -114,22 +115,23 @@ def take(task: Task, part: str, seed: int, count: int, tokenizer: Any, prompt_fo
         raise InputError(f"at least 1 context is needed in the {part} part; got {count}")
     contexts: list[list[Encoded]] = []
     too_long: list[int] = []
-    for examples in task.contexts(part, seed):
-        if [example.position for example in examples] != list(task.positions):
-            raise InputError(
-                f"the {task.name} task gave a context with positions {[example.position for example in examples]}; "
-                f"each must have one example for each of {list(task.positions)}, in this order"
-            )
-        encoded = [Encoded(example, *encode(example, tokenizer, prompt_format)) for example in examples]
-        length = max(_length(task, one) for one in encoded)
-        if length > limit:
-            too_long.append(length)
-        else:
-            contexts.append(encoded)
-        if len(contexts) == count:
-            return Taken(contexts, len(too_long))
-        if len(too_long) > PATIENCE + 10 * len(contexts):
-            break
+    with own_code(type(task)):
+        for examples in task.contexts(part, seed):
+            if [example.position for example in examples] != list(task.positions):
+                raise InputError(
+                    f"the {task.name} task gave a context with positions {[example.position for example in examples]}; "
+                    f"each must have one example for each of {list(task.positions)}, in this order"
+                )
+            encoded = [Encoded(example, *encode(example, tokenizer, prompt_format)) for example in examples]
+            length = max(_length(task, one) for one in encoded)
+            if length > limit:
+                too_long.append(length)
+            else:
+                contexts.append(encoded)
+            if len(contexts) == count:
+                return Taken(contexts, len(too_long))
+            if too_long and len(too_long) * min(too_long) > limit * (PATIENCE + 10 * len(contexts)):
+                break
     gave = f"the {task.name} task gave {len(contexts) + len(too_long)} contexts for its {part} part"
     if too_long:
         raise InputError(

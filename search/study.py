@@ -34,7 +34,7 @@ class StudySettings:
 
     contexts: int = field(default=67, metadata={"help": "Contexts of each task that candidates are scored on."})
     gradient_contexts: int = field(
-        default=32, metadata={"help": "Further contexts of each task, for the gradient's minibatches alone."}
+        default=64, metadata={"help": "Further contexts of each task, for the gradient's minibatches alone."}
     )
     gradient_batch: int = field(default=2, metadata={"help": "Contexts of each task in a minibatch."})
     race: str = field(
@@ -172,7 +172,9 @@ class Study:
                 first_block=self.settings.first_block,
             )
         except LimitReached as limit:
-            raise StudyStopped(f"{limit.reason}, before the model itself (all factors 1) was scored") from limit
+            raise StudyStopped(
+                f"{limit.reason}, before the model itself (all factors 1) was scored: it must be larger"
+            ) from limit
         if race.identity.score is None:
             self.ledger.forget([self.identity])
             raise StudyStopped(f"the model itself (all factors 1) cannot be scored: {race.identity.error}")

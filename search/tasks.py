@@ -10,13 +10,16 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import random
 import re
 import sys
+import traceback
 import types
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -113,8 +116,8 @@ class Task(ABC):
         if isinstance(settings.get("file"), str):
             path = Path(settings["file"])
             settings.update(file=path.name, sha256=_digest(path))
-        if not type(self).__module__.startswith("lpes_bake.search."):
-            settings["code_sha256"] = _digest(Path(inspect.getfile(type(self))))
+        if (code := own_file(type(self))) is not None:
+            settings["code_sha256"] = _digest(code)
         return settings
 
 
@@ -180,8 +183,54 @@ def parse_task(spec: str) -> Task:
     missing = [key for key, one in known.items() if key not in given and _required(one)]
     if missing:
         raise InputError(f"--task {spec}: {missing[0]} is missing; add ,{missing[0]}=…")
-    hints = get_type_hints(task) if given else {}
-    return task(**{key: _value(spec, key, text, hints[key]) for key, text in given.items()})
+    with own_code(task):
+        hints = get_type_hints(task) if given else {}
+        made = task(**{key: _value(spec, key, text, hints[key]) for key, text in given.items()})
+        if own:
+            _check_own(made)
+    return made
+
+
+def own_file(task: type[Task]) -> Path | None:
+    """The user's file that a task comes from; None for those that come along."""
+    return None if task.__module__.startswith("lpes_bake.search.") else Path(inspect.getfile(task))
+
+
+@contextmanager
+def own_code(task: type[Task]) -> Iterator[None]:
+    """Within, an exception of a user's task becomes an InputError that names their line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if (path := own_file(task)) is None:
+            raise
+        raise InputError(f"{task.__name__} in {path} fails with {_in_line(error, path)}; mend the file") from error
+
+
+def _in_line(error: BaseException, path: Path) -> str:
+    """An exception in one line, with the line of `path` that it came through last."""
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) == path]
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first_line}" + (f" (line {lines[-1]})" if lines else "")
+
+
+def _check_own(task: Task) -> None:
+    """InputError for what a class of the user's could get wrong, and what would show after hours only."""
+    what = f"{type(task).__name__} in {own_file(type(task))}"
+    positions = task.positions
+    if not positions or any(type(one) is not int for one in positions) or len(set(positions)) < len(positions):
+        raise InputError(f"{what}: positions are {positions!r}; they must be different whole numbers, at least one")
+    for name, kind in (("title", str), ("position_unit", str), ("max_new_tokens", int)):
+        if not isinstance(getattr(task, name), kind):
+            raise InputError(f"{what}: {name} is {getattr(task, name)!r}; it must be {_in_words(kind)}")
+    if task.max_new_tokens < 1:
+        raise InputError(f"{what}: max_new_tokens is {task.max_new_tokens}; it must be at least 1")
+    try:
+        json.dumps(task.describe(), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what}: what describe gives is no JSON: {error}") from error
 
 
 def task_help() -> str:
@@ -227,9 +276,9 @@ def _own_class(path: Path, name: str) -> type[Task]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}; mend the file") from error
+        raise InputError(f"{path} cannot be run: {_in_line(error, path)}; mend the file") from error
     task = getattr(module, name, None)
     if not (isinstance(task, type) and issubclass(task, Task)):
         found = [

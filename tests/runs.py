@@ -49,7 +49,7 @@ SERVER.set_forkserver_preload(["tests.runs", "lpes_bake.plots", "lpes_bake.searc
 
 @dataclass(frozen=True)
 class Small:
-    """A model and a text file of twelve paragraphs, and what to search them with."""
+    """A model and a text file of nineteen paragraphs, and what to search them with."""
 
     model: Path
     text: Path
@@ -79,8 +79,7 @@ def write_small(folder: Path, **changes: Any) -> Small:
     """Both, in a new folder."""
     model = write_tiny(folder / "small", "llama", **{**SMALL, **changes})
     text = folder / "text.txt"
-    numbers = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-    text.write_text("\n\n".join(f"Paragraph {number}." for number in numbers))
+    text.write_text("\n\n".join(f"Paragraph {number} of 19." for number in range(1, 20)))
     return Small(model, text)
 
 

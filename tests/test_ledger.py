@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,7 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_unit_that_throws_or_is_not_finite_fails_and_stays_failed(tmp_path: Path) -> None:
     def compute(unit: Unit) -> Result:
+        time.sleep(0.01)
         if unit == UNITS[0]:
             raise RuntimeError("CUDA out of memory\nTried to allocate")
         if unit == UNITS[1]:
@@ -226,8 +228,10 @@ def test_a_unit_that_throws_or_is_not_finite_fails_and_stays_failed(tmp_path: Pa
         return Result(logprob=[[-1.0, number]])
 
     with ledger_at(tmp_path / "journal", compute) as ledger:
-        errors = [result.error for result in ledger.results(UNITS)]
-    not_finite = "the model's log-probabilities are not finite"
+        results = ledger.results(UNITS)
+    errors = [result.error for result in results]
+    assert results[2].logprob == [] and all(0.01 <= result.seconds < 10 for result in results[:2])
+    not_finite = "the model gave NaN or infinity"
     expected = ["RuntimeError: CUDA out of memory", "KeyError: no message", not_finite, not_finite, None, None]
     assert errors == expected
     with ledger_at(tmp_path / "journal", Counting(most=0)) as ledger:

@@ -535,6 +535,26 @@ def test_the_hybrid_keeps_the_better_of_a_curve_and_its_fit() -> None:
     assert [one.score for one in optimizer.ranking()] == [7, 6, 5, 4, 3.5, 3, 2, 1, 0]
 
 
+def test_the_hybrid_climbs_from_a_fit_that_the_race_has_dropped() -> None:
+    hill = Hill(SMOOTH)
+    genetic = GeneticSettings(population=8, generations=2)
+    settings = GradientSettings(check_every=4)
+    optimizer = make_optimizer("hybrid", CURVE, genetic, settings, LAYERS, np.random.default_rng(0))
+    for _ in range(2):
+        drive_once(optimizer, hill)
+    (start,) = optimizer.ask()
+    optimizer.tell([Outcome(hill.height(start.factors), complete=False)])
+    # The first checks may be in vain, one less than the patience.
+    for checked in (False, True):
+        for _ in range(4):
+            assert [optimizer.ask() != [], optimizer.wants_gradient] == [True, True]
+            optimizer.tell([hill(start, True)])
+        (end,) = optimizer.ask()
+        assert not optimizer.wants_gradient and end.factors != start.factors
+        optimizer.tell([Outcome(0.0, complete=checked)])
+    assert optimizer.ended is None and optimizer.ranking()[0].individual == end
+
+
 def test_the_hybrid_counts_a_level_curve_that_both_have_scored_as_it_was_scored_first() -> None:
     optimizer = make("hybrid", generations=1)
     optimizer.tell([Outcome(float(individual.factors == UNIFORM[1])) for individual in optimizer.ask()])

@@ -12,7 +12,7 @@ import pytest
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.kv_retrieval import KVRetrieval
 from lpes_bake.search.prompts import Encoded, encode, take
-from lpes_bake.search.tasks import Example, Task
+from lpes_bake.search.tasks import Example, Task, parse_task
 
 EXAMPLE = Example(0, 0, "Find {it}.\n\nKey: k\nValue:", "v1", ' "')
 TEMPLATE = (
@@ -159,8 +159,59 @@ def test_too_few_contexts_are_said_with_numbers(tiny_llama: Path) -> None:
 
 
 def test_contexts_without_end_of_which_none_fits_come_to_an_end(tiny_llama: Path) -> None:
-    with pytest.raises(InputError, match="101 of them too long for the model's 64 positions"):
-        take(KVRetrieval(), "search", 0, 5, tokenizer_of(tiny_llama), "auto", 64)
+    tokenizer = tokenizer_of(tiny_llama)
+    (found,) = take(KVRetrieval(), "search", 0, 1, tokenizer, "auto", 8192).contexts
+    length = max(len(one.prompt) + len(one.answer) for one in found)
+    with pytest.raises(InputError, match=f"100 of them too long for the model's {length - 1} positions"):
+        take(KVRetrieval(), "search", 0, 5, tokenizer, "auto", length - 1)
+    # The longer they are, the sooner.
+    with pytest.raises(InputError, match="10 of them too long"):
+        take(KVRetrieval(), "search", 0, 5, tokenizer, "auto", length // 10)
+
+
+OWN = """
+from lpes_bake.search.tasks import Example, Task
+
+class Mine(Task):
+    name, positions = "mine", (0,)
+    def contexts(self, part, seed):
+        yield [Example(0, 0, "q", " a")]
+        BAD
+
+class Text(Mine):
+    def contexts(self, part, seed):
+        yield [Example(0, 0, 5, " a")]
+
+class Record(Mine):
+    def contexts(self, part, seed):
+        yield [{"position": 0}]
+
+class Nothing(Mine):
+    def contexts(self, part, seed):
+        return None
+
+class Half(Mine):
+    def contexts(self, part, seed):
+        yield [Example(0, 0, "\\ud800", " a")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Mine", r"Mine in .*own\.py fails with NameError: name 'BAD' is not defined \(line 8\); mend the file"),
+        ("Text", r"Text in .* fails with TypeError"),
+        ("Record", r"Record in .* fails with AttributeError"),
+        ("Nothing", r"Nothing in .* fails with TypeError"),
+        ("Half", r"Half in .* fails with TypeError"),
+    ],
+)
+def test_a_users_task_that_fails_is_named_with_its_line(tmp_path: Path, tiny_llama: Path, name: str, said: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    with pytest.raises(InputError, match=said) as caught:
+        take(parse_task(f"{path}:{name}"), "search", 0, 2, tokenizer_of(tiny_llama), "plain", 64)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_context_that_lacks_a_position_is_refused(tiny_llama: Path) -> None:

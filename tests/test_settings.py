@@ -157,7 +157,7 @@ def test_trials_are_counted_before_they_are_made(changes: dict[str, Any], trials
         ({"dtype": "int8"}, "dtype must be one of float32"),
         ({"quantization": "2bit"}, "quantization must be one of 4bit"),
         ({"max_damage": float("nan")}, "max_damage is nan"),
-        ({"study": StudySettings(gradient_contexts=0)}, "gradient_contexts is 0, but the optimizer hybrid"),
+        ({"study": StudySettings(gradient_contexts=0)}, "gradient_contexts is 0, but the optimizer gradient"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import load_scaled, set_factors
-from lpes_bake.search.short_text import FEWEST_PARAGRAPHS, PARAGRAPHS, Drift, read_paragraphs
+from lpes_bake.search.short_text import FEWEST_IN_FILE, FEWEST_PARAGRAPHS, PARAGRAPHS, Drift, read_paragraphs
 from lpes_bake.search.tasks import PARTS
 from tests.conftest import write_tiny
 from tests.test_scoring import all_float64, tokenizer_of
@@ -90,14 +90,17 @@ def test_paragraphs_too_long_for_the_model_or_too_short_to_predict_are_refused(t
         Drift(model, tokenizer, ["I"])
 
 
-def test_each_part_has_twelve_paragraphs_of_its_own() -> None:
+def test_each_part_has_paragraphs_of_its_own_and_the_search_the_fewest() -> None:
     parts = read_paragraphs()
     assert tuple(parts) == PARTS
-    assert [len(part) for part in parts.values()] == [12, 12, 12]
+    assert [len(part) for part in parts.values()] == [16, 40, 40]
     assert {text for part in parts.values() for text in part} == set(PARAGRAPHS)
-    assert len(set(PARAGRAPHS)) == 36
-    # One of each kind: code in every part.
-    assert all(any("\n  " in text or "\nFROM" in text for text in part) for part in parts.values())
+    assert len(set(PARAGRAPHS)) == 96
+    # Each kind, of which six stand together, is in every part.
+    for start in range(0, 96, 6):
+        kind = PARAGRAPHS[start : start + 6]
+        assert sorted(len(set(kind) & set(part)) for part in parts.values()) == [1, 2, 3]
+        assert len(set(kind) & set(parts["search"])) == 1
 
 
 @pytest.mark.smollm2
@@ -106,23 +109,29 @@ def test_paragraphs_are_short(smollm2: Path) -> None:
     lengths = [len(tokenizer(text)["input_ids"]) for text in PARAGRAPHS]
     assert min(lengths) >= 35
     assert max(lengths) <= 80
-    assert 1500 < sum(lengths) < 2000
+    assert 4000 < sum(lengths) < 5500
 
 
 def test_a_users_file_is_read_paragraph_by_paragraph(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
-    blocks = [f"Paragraph {number}.\nIts second line." for number in range(FEWEST_PARAGRAPHS * 3)]
+    blocks = [f"Paragraph {number}.\nIts second line." for number in range(FEWEST_IN_FILE)]
     # Blank lines may hold spaces, and be many; a paragraph that is there twice would be in two parts.
     path.write_text("\n\n" + "\n \n\n".join([*blocks, blocks[0]]) + "\n")
     parts = read_paragraphs(path)
-    assert [parts["search"][1], parts["selection"][1], parts["report"][1]] == blocks[3:6]
-    assert sorted(text for part in parts.values() for text in part) == sorted(blocks)
+    assert parts["search"] == [blocks[i] for i in (0, 6, 12, 18)]
+    assert parts["selection"] == [blocks[i] for i in (1, 3, 5, 8, 10, 13, 15, 17)]
+    assert parts["report"] == [blocks[i] for i in (2, 4, 7, 9, 11, 14, 16)]
+    assert min(map(len, parts.values())) == FEWEST_PARAGRAPHS
+    # One less is too few.
+    path.write_text("\n\n".join(blocks[1:]))
+    with pytest.raises(InputError, match="has 18 different paragraphs"):
+        read_paragraphs(path)
 
 
 def test_files_that_give_no_paragraphs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("One.\n\nTwo.\n\nOne.\n")
-    with pytest.raises(InputError, match=r"mine\.txt has 2 different paragraphs .* needs 12, 4 for each"):
+    with pytest.raises(InputError, match=r"mine\.txt has 2 different paragraphs .* needs 19, at least 4 for each"):
         read_paragraphs(path)
     path.write_bytes(b"caf\xe9\n\n" * 20)
     with pytest.raises(InputError, match=r"mine\.txt cannot be read as UTF-8 text"):

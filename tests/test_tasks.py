@@ -603,6 +603,29 @@ class Unfinished(Task):
 
 class Judge(Mine):
     generates = True
+
+class Broken(Mine):
+    def __post_init__(self):
+        return {}["size"]
+
+class Endless(Mine):
+    max_new_tokens = 0
+
+class Nowhere(Mine):
+    positions = ()
+
+class Halfway(Mine):
+    positions = (0, 0.5)
+
+class Twice(Mine):
+    positions = (1, 1)
+
+class Nameless(Mine):
+    title = None
+
+class Odd(Mine):
+    def describe(self):
+        return {"set": {1}}
 """
 
 
@@ -623,7 +646,7 @@ def test_a_class_from_a_file_becomes_a_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("Nobody", r"has no subclass Nobody of .*Task; there are: Mine, Plain, Unfinished, Judge"),
+        ("Nobody", r"has no subclass Nobody of .*Task; there are: Mine, Plain, Unfinished, Judge, Broken, "),
         ("InputError", "has no subclass InputError"),
         ("Unfinished", "Unfinished in .* lacks contexts, positions, name"),
         ("Judge,size=3", "lacks correct"),
@@ -633,6 +656,13 @@ def test_a_class_from_a_file_becomes_a_task(tmp_path: Path) -> None:
         ("Mine,size=3,rate=fast", "rate is 'fast'; it must be a number"),
         ("Mine,size=3,loud=yes", "loud is 'yes'; it must be true or false"),
         ("Mine,size=3,inner=1", "inner is '1'; it must be set in the code"),
+        ("Broken,size=3", r"Broken in .*own\.py fails with KeyError: 'size' \(line 35\); mend the file"),
+        ("Endless,size=3", "max_new_tokens is 0; it must be at least 1"),
+        ("Nowhere,size=3", r"positions are \(\); they must be different whole numbers, at least one"),
+        ("Halfway,size=3", r"positions are \(0, 0\.5\)"),
+        ("Twice,size=3", r"positions are \(1, 1\)"),
+        ("Nameless,size=3", "title is None; it must be a text"),
+        ("Odd,size=3", "what describe gives is no JSON: Object of type set"),
     ],
 )
 def test_classes_that_are_no_task_are_refused(tmp_path: Path, spec: str, said: str) -> None:
@@ -646,6 +676,9 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("import nothing_of_that_name\n")
     with pytest.raises(InputError, match=r"own\.py cannot be run: ModuleNotFoundError: .*; mend the file"):
+        parse_task(f"{path}:Mine")
+    path.write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(InputError, match=r"own\.py cannot be run: SystemExit: 0 \(line 3\); mend the file"):
         parse_task(f"{path}:Mine")
     path.write_text("x = 1\n")
     with pytest.raises(InputError, match=r"there is none; docs/tasks\.md shows"):

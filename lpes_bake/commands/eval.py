@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lpes_bake.search.device import DTYPES
 from lpes_bake.search.prompts import PROMPT_FORMATS
 from lpes_bake.search.tasks import task_help
 
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
+    type=click.Choice(DTYPES),
     help="Precision of the models.  [default: bfloat16 on a GPU that computes in it, else float32]",
 )
 @click.option(
@@ -148,13 +149,13 @@ def command(
         partial = out.with_name(f".{out.name}.partial")
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(out)
-    written = [] if out is None else [out]
-    if plot is not None:
-        written += evaluation.plot(plot)
     if as_json:
         click.echo(text)
     else:
         show(evaluation, Console(highlight=False))
+    # Last, as a picture that cannot be written must not cost the numbers.
+    written = [*([] if out is None else [out]), *([] if plot is None else evaluation.plot(plot))]
+    if not as_json:
         for path in written:
             click.echo(f"written: {path}")
 

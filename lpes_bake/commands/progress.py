@@ -29,7 +29,8 @@ class Progress:
         self._best: float | None = None
         self._line_due = 0.0
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            # Names of models and tasks are data: no markup.
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

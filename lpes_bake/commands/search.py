@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ def command(
     from lpes_bake.run import trials_at_most
 
     progress = Progress(Console(stderr=True, quiet=quiet or not first), trials_at_most(settings))
-    again = f"lpes-bake search {shlex.quote(model)} --out {shlex.quote(str(out))} --resume"
+    again = resume_command(model, out, limits, force=force, trust_remote_code=trust_remote_code)
     try:
         with progress:
             result = search(
@@ -121,11 +122,18 @@ def command(
                 command=command_of(model, out, settings, limits, revision, force=force),
                 events=Events(progress.status, progress.trial, progress.warning),
             )
-    except KeyboardInterrupt:
-        if (out / "journal.jsonl").exists():
-            click.echo(f"\nInterrupted after {progress.done} trials. Go on with:\n{again}", err=True)
-        else:
-            click.echo("\nInterrupted before the search began; nothing was written.", err=True)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Ctrl-C, or a polite kill: a machine that is taken away sends one.
+        if first:
+            begun = (out / "journal.jsonl").exists()
+            click.echo(
+                f"\nInterrupted after {progress.done} trials. Go on with:\n{again}"
+                if begun
+                else "\nInterrupted before the search began; nothing was written.",
+                err=True,
+            )
+        if isinstance(stop, SystemExit):
+            raise
         context.exit(130)
     except PeerLost as error:
         raise click.ClickException(str(error)) from error
@@ -174,15 +182,37 @@ def command_of(
     """The command that gives this result from scratch: all options that are not at their defaults."""
     words = ["lpes-bake", "search", model, "--out", str(out)]
     words += ["--revision", revision] if revision is not None else []
-    defaults = {**SearchSettings().flat(), **asdict(Limits())}
-    for name, value in {**settings.flat(), **asdict(limits)}.items():
+    words += option_words(settings.flat(), SearchSettings().flat()) + option_words(asdict(limits), asdict(Limits()))
+    return shlex.join([*words, *(["--force"] if force else [])])
+
+
+def resume_command(model: str, out: Path, limits: Limits, *, force: bool, trust_remote_code: bool) -> str:
+    """The command that goes on with this run. What it gives again is not among the stored settings."""
+    words = [
+        "lpes-bake",
+        "search",
+        model,
+        "--out",
+        str(out),
+        "--resume",
+        *option_words(asdict(limits), asdict(Limits())),
+    ]
+    words += ["--force"] if force else []
+    words += ["--trust-remote-code"] if trust_remote_code else []
+    return shlex.join(words)
+
+
+def option_words(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """The options for the values that are not at their defaults."""
+    words: list[str] = []
+    for name, value in values.items():
         if value == defaults[name]:
             continue
         option = f"--{name.replace('_', '-')}"
         texts = isinstance(value, list) and any(isinstance(one, str) for one in value)
         numbers = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [word for one in value for word in (option, one)] if texts else [option, numbers]
-    return shlex.join([*words, *(["--force"] if force else [])])
+    return words
 
 
 def stored_revision(out: Path) -> str | None:
