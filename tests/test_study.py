@@ -235,9 +235,7 @@ def test_a_failed_candidate_is_recorded_never_wins_and_the_study_goes_on(tmp_pat
     result = run(tmp_path / "journal", sometimes, optimizer="genetic", population=9, on_trial=trials.append)
     errors = {trial.factors: trial.error for trial in trials}
     assert {error for factors, error in errors.items() if factors[0] > 1.1} == {"RuntimeError: CUDA out of memory"}
-    assert {error for factors, error in errors.items() if factors[0] < 0.9} == {
-        "the model gave NaN or infinity"
-    }
+    assert {error for factors, error in errors.items() if factors[0] < 0.9} == {"the model gave NaN or infinity"}
     assert result.failed == sum(error is not None for error in errors.values()) >= 4
     assert all(0.9 <= one.individual.factors[0] <= 1.1 for one in result.ranking)
     # Failures replay as failures: the resumed run must come to the same end.
