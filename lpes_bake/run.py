@@ -570,7 +570,12 @@ def judge(plan: Plan, selection: Selection, report: Report) -> tuple[str, str]:
             "uncertain",
             f"The search's winner does not beat the base model beyond noise on unseen questions ({numbers}).",
         )
-    return "better", f"The winner is better than the base model on unseen questions ({numbers})."
+    message = f"The winner is better than the base model on unseen questions ({numbers})."
+    damage = -report.text["difference"][0]
+    if damage > settings.max_damage:
+        # The selection paragraphs allowed it, and these are others: a limit met on a sample may be missed.
+        message += f" On other short text it costs {damage:.4f} nats a token, more than max_damage."
+    return "better", message
 
 
 def trial_records(trials: Sequence[Trial]) -> list[dict[str, Any]]:

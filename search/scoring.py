@@ -27,7 +27,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, set_factors
 from lpes_bake.search.prompts import Encoded
-from lpes_bake.search.statistics import spread
 from lpes_bake.search.tasks import Task
 
 # Tokens in one batch of contexts. A CPU gains nothing from a second context.
@@ -39,8 +38,6 @@ PACKED_TOKENS = 512
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 # The name that `row_attention` goes by in transformers' registry.
 ROW_ATTENTION = "lpes_rows"
-
-FITNESS = ("logprob", "probability", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -60,44 +57,9 @@ class Scores:
     outputs: list[list[str]]
     """(contexts, positions): generated text up to where the answer was decided; empty when nothing was generated."""
 
-    def fitness(self, kind: str = "logprob") -> float:
-        """Mean over contexts and positions of "logprob", "probability" or "accuracy"; NaN when any score is NaN."""
-        return float(self.values(kind).mean())
-
     def values(self, kind: str) -> NDArray[np.float64]:
         """(contexts, positions) of "logprob", "probability" or "accuracy"."""
-        if kind not in FITNESS:
-            raise InputError(f"fitness must be one of {', '.join(FITNESS)}; got {kind!r}")
-        return self.exact if kind == "accuracy" else self.probability if kind == "probability" else self.logprob
-
-    def by_position(self) -> list[dict[str, float]]:
-        """One dict a gold position: position, logprob, probability, accuracy."""
-        means = {kind: self.values(kind).mean(0) for kind in FITNESS}
-        return [
-            {"position": position, **{kind: float(means[kind][column]) for kind in FITNESS}}
-            for column, position in enumerate(self.positions)
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data: sample size, by position, and mean, minimum and spread over positions (NaN is null)."""
-        result: dict[str, Any] = {
-            "contexts": len(self.logprob),
-            "positions": list(self.positions),
-            "tokens": self.tokens,
-        }
-        for kind in FITNESS:
-            by_position = self.values(kind).mean(0)
-            result[kind] = {
-                "by_position": [_number(value) for value in by_position],
-                "mean": _number(by_position.mean()),
-                "minimum": _number(by_position.min()),
-                "spread": _number(spread(by_position)),
-            }
-        return result
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+        return {"logprob": self.logprob, "probability": self.probability, "accuracy": self.exact}[kind]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.kv_retrieval import KVRetrieval
 from lpes_bake.search.models import checkpointed_layers, differentiable_factors, load_scaled, set_factors
 from lpes_bake.search.prompts import Encoded, encode, take
-from lpes_bake.search.scoring import Scorer, Scores, memory_estimate
+from lpes_bake.search.scoring import Scorer, memory_estimate
 from lpes_bake.search.tasks import Example, Task
 from tests.conftest import write_tiny
 
@@ -303,8 +303,6 @@ def test_nan_logits_give_nan_scores_that_never_win(tmp_path: Path) -> None:
     scores = Scorer(model, tokenizer, TASK, contexts_of(TASK, tokenizer)).score()
     for kind in ("logprob", "probability", "accuracy"):
         assert np.isnan(scores.values(kind)).all()
-        assert math.isnan(scores.fitness(kind))
-    assert scores.to_json()["accuracy"]["mean"] is None
 
 
 def test_progress_ends_with_all_done(tiny_llama: Path) -> None:
@@ -313,34 +311,6 @@ def test_progress_ends_with_all_done(tiny_llama: Path) -> None:
     scorer = Scorer(load_scaled(tiny_llama, dtype=torch.float32), tokenizer, TASK, contexts_of(TASK, tokenizer))
     scorer.score(on_progress=shares.append)
     assert shares == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_scores_are_summed_up_by_position() -> None:
-    scores = Scores(
-        (0, 8),
-        logprob=np.array([[-1.0, -2.0], [-3.0, -4.0]]),
-        probability=np.array([[0.5, 0.25], [0.25, 0.0]]),
-        exact=np.array([[1.0, 0.0], [1.0, 1.0]]),
-        tokens=7,
-        outputs=[],
-    )
-    assert scores.fitness("accuracy") == 0.75
-    assert scores.fitness("probability") == 0.25
-    assert scores.fitness("logprob") == -2.5
-    assert scores.by_position() == [
-        {"position": 0, "logprob": -2.0, "probability": 0.375, "accuracy": 1.0},
-        {"position": 8, "logprob": -3.0, "probability": 0.125, "accuracy": 0.5},
-    ]
-    assert scores.to_json() == {
-        "contexts": 2,
-        "positions": [0, 8],
-        "tokens": 7,
-        "logprob": {"by_position": [-2.0, -3.0], "mean": -2.5, "minimum": -3.0, "spread": 1.0},
-        "probability": {"by_position": [0.375, 0.125], "mean": 0.25, "minimum": 0.125, "spread": 0.25},
-        "accuracy": {"by_position": [1.0, 0.5], "mean": 0.75, "minimum": 0.5, "spread": 0.5},
-    }
-    with pytest.raises(InputError, match="logprob, probability, accuracy"):
-        scores.fitness("bleu")
 
 
 # Memory
