@@ -25,8 +25,8 @@ import click
 import numpy as np
 from matplotlib.figure import Figure
 
+from lpes_bake.plan import Plan, load_evaluator, make_plan, optimizer_of
 from lpes_bake.plots import COLOURS, MARKERS
-from lpes_bake.run import Plan, load_evaluator, make_plan, optimizer_of
 from lpes_bake.search.ledger import Ledger, open_journal
 from lpes_bake.search.processes import Single
 from lpes_bake.search.statistics import mean_interval

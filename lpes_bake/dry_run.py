@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lpes_bake.run import Plan, first_contexts, load_evaluator, make_plan, trials_at_most, wants_gradients
+from lpes_bake.plan import Plan, first_contexts, load_evaluator, make_plan, trials_at_most, wants_gradients
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.ledger import attempt
 from lpes_bake.search.objective import FloatArray

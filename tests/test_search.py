@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from lpes_bake.factors import load_factors
+from lpes_bake.plan import make_plan, trials_at_most
 from lpes_bake.report import load_result
-from lpes_bake.run import make_plan, search, trials_at_most
+from lpes_bake.run import search
 from lpes_bake.search.curve import decode
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.evaluator import Evaluator
@@ -853,7 +854,7 @@ def test_a_run_that_another_process_has_open_is_refused(whole: Path, small: Smal
 def test_bad_input_is_refused_in_one_line_before_a_weight_is_read(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], words: str
 ) -> None:
-    monkeypatch.setattr("lpes_bake.run.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("lpes_bake.plan.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     (tmp_path / "short.txt").write_text("One.\n\nTwo.")
     (tmp_path / "long.txt").write_text("\n\n".join(f"{'word' * 2100} {i}" for i in range(19)))
     paths = {name: str(tmp_path / f"{name}.txt") for name in ("short", "long")} | {"model": str(small.model)}

@@ -14,7 +14,7 @@ import pytest
 from lpes_bake.commands import search as search_command
 from lpes_bake.commands.options import flat_fields
 from lpes_bake.commands.search import command_of, settings_of
-from lpes_bake.run import trials_at_most
+from lpes_bake.plan import trials_at_most
 from lpes_bake.search.curve import CurveSettings
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.genetic import GeneticSettings

@@ -20,7 +20,7 @@ from lpes_bake.settings import PRESETS, SearchSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lpes_bake.run import SearchResult
+    from lpes_bake.conclusion import SearchResult
 
 LIMITS = tuple(one.name for one, _ in flat_fields(Limits))
 
@@ -104,7 +104,7 @@ def command(
             show_estimate(found, Console(highlight=False, markup=False))
         return
     from lpes_bake.commands.progress import Progress
-    from lpes_bake.run import trials_at_most
+    from lpes_bake.plan import trials_at_most
 
     progress = Progress(Console(stderr=True, quiet=quiet or not first), trials_at_most(settings))
     again = resume_command(model, out, limits, force=force, trust_remote_code=trust_remote_code)
