@@ -147,6 +147,8 @@ class Command:
 
 def _work(arguments: list[str], output: str, errors: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    # A shell that started the tests in the background has told all its children to ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for descriptor, name in ((1, output), (2, errors)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, descriptor)
