@@ -59,9 +59,10 @@ def rows(population: int, generations: int, steps: int) -> dict[str, dict[str, A
 
 @dataclass(frozen=True)
 class Best:
-    """The best factors of a search after `tokens` of the `total` that it took."""
+    """The best factors of a search after `tokens` of the `total` that it took; the last of them are what it found."""
 
     name: str
+    last: bool
     tokens: int
     total: int
     factors: tuple[float, ...]
@@ -87,19 +88,26 @@ def search(name: str, plan: Plan, ledger: Ledger) -> list[Best]:
         layers=plan.source.num_hidden_layers,
         on_trial=on_trial,
     ).run()
-    places = sorted({round(i) for i in np.linspace(0, len(bests) - 1, TIMES)})
-    return [Best(name, bests[place][0], ledger.tokens + backward, bests[place][1]) for place in places]
+    last, total = len(bests) - 1, ledger.tokens + backward
+    places = sorted({round(i) for i in np.linspace(0, last, TIMES)})
+    return [Best(name, place == last, bests[place][0], total, bests[place][1]) for place in places]
 
 
 def measure(best: Best, seed: int, plan: Plan, ledger: Ledger) -> dict[str, Any]:
-    """Gains over the base model on the report part: of each task, a number a context, positions averaged."""
+    """Gains over the base model on the report part: of each task, a number a context, positions averaged.
+
+    The task that is not searched on is for what a search found at last.
+    """
     identity = (1.0,) * len(best.factors)
 
     def logprob(task: int, factors: tuple[float, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
         results = part_results(ledger, "report", task, plan.settings.report_contexts, factors, accuracy=False)
         return np.asarray(np.array([row for one in results for row in one.logprob]).mean(1))
 
-    gains = [(logprob(task, best.factors) - logprob(task, identity)).tolist() for task in range(len(plan.tasks))]
+    gains = [
+        (logprob(task, best.factors) - logprob(task, identity)).tolist()
+        for task in range(len(plan.tasks) if best.last else 1)
+    ]
     texts = ledger.results([Unit("score", "report", TEXT, 0, 0, one) for one in (best.factors, identity)])
     return {**asdict(best), "seed": seed, "gains": gains, "damage": drift(*texts)[0]}
 
@@ -156,7 +164,7 @@ def main(
                 bests += search(name, replace(plan, settings=settings), Ledger(journal, compute))
                 click.echo(f"seed {seed}, {name}: {bests[-1].total:,} tokens", err=True)
             layers = plan.source.num_hidden_layers
-            bests += [Best(f"uniform {value:g}", 0, 0, (value,) * layers) for value in settings.curve.uniform]
+            bests += [Best(f"uniform {value:g}", True, 0, 0, (value,) * layers) for value in settings.curve.uniform]
             measured += [measure(one, seed, plan, Ledger(journal, compute)) for one in bests]
     (out / "search_cost.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     show(measured)

@@ -236,8 +236,12 @@ def judge(plan: Plan, selection: Selection, report: Report) -> tuple[str, str]:
 def trial_records(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """The trials for result.json; tokens are cumulative, uniform is the factor where all layers share one."""
     records, tokens = [], 0
+    known: dict[Any, int] = {}
     for trial in trials:
-        tokens += trial.tokens
+        # A candidate that is asked for again brings what it took before, too; each gradient is a new one.
+        key = trial.number if trial.gradient else trial.factors
+        tokens += trial.tokens - known.get(key, 0)
+        known[key] = trial.tokens
         records.append(
             {
                 "trial": trial.number,

@@ -68,17 +68,16 @@ class Evaluator:
 
     def _text(self, unit: Unit) -> Result:
         drift = self._drift(unit.part)
-        gradient, kl_gradient = np.zeros(0), np.zeros(0)
+        gradient = np.zeros(0)
         scores: TextScores
         if unit.kind == "gradient":
-            scores, gradient, kl_gradient = drift.gradient(unit.factors)
+            scores, gradient = drift.gradient(unit.factors, *unit.weights)
         else:
             scores = drift.measure(unit.factors)
         return Result(
             logprob=scores.logprob[:, None].tolist(),
             kl=scores.kl.tolist(),
             gradient=gradient.tolist(),
-            kl_gradient=kl_gradient.tolist(),
             tokens=scores.tokens,
         )
 

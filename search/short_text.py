@@ -334,20 +334,21 @@ class Drift:
         set_factors(self.model, factors)
         return self._scores([(float(logprob), float(kl)) for logprob, kl in self._each()])
 
-    def gradient(self, factors: Sequence[float]) -> tuple[TextScores, NDArray[np.float64], NDArray[np.float64]]:
-        """The scores, and two arrays (layers,): d/d factor of the mean of logprob, and of the mean of kl."""
-        gradients = np.zeros((2, self.model.config.num_hidden_layers))
+    def gradient(
+        self, factors: Sequence[float], leash: float, leash_kl: float
+    ) -> tuple[TextScores, NDArray[np.float64]]:
+        """The scores, and (layers,): d/d factor of leash · mean of logprob − leash_kl · mean of kl."""
+        gradient = np.zeros(self.model.config.num_hidden_layers)
         scores = []
         with (
             differentiable_factors(self.model, factors) as leaf,
             checkpointed_layers(self.model, self.checkpointing),
         ):
             for logprob, kl in self._each():
-                for row, value, keep in ((0, logprob, True), (1, kl, False)):
-                    (part,) = torch.autograd.grad(value / len(self._ids), leaf, retain_graph=keep)
-                    gradients[row] += part.cpu().double().numpy()
+                (part,) = torch.autograd.grad((leash * logprob - leash_kl * kl) / len(self._ids), leaf)
+                gradient += part.cpu().double().numpy()
                 scores.append((float(logprob.detach()), float(kl.detach())))
-        return self._scores(scores), gradients[0], gradients[1]
+        return self._scores(scores), gradient
 
     def _each(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Mean log-probability and mean KL of a token, paragraph by paragraph."""

@@ -207,7 +207,8 @@ class Study:
                 for task in range(self.tasks)
             ]
             if self.objective.leash or self.objective.leash_kl:
-                units.append(Unit("gradient", "search", TEXT, 0, 0, individual.factors))
+                prices = (self.objective.leash, self.objective.leash_kl)
+                units.append(Unit("gradient", "search", TEXT, 0, 0, individual.factors, weights=prices))
             try:
                 results = self.ledger.results(units)
             except LimitReached as limit:
@@ -223,8 +224,7 @@ class Study:
             for weight, result in zip(race.weights, results[: self.tasks], strict=True):
                 gradient += weight * np.array(result.gradient)
             for text in results[self.tasks :]:
-                gradient += self.objective.leash * np.array(text.gradient)
-                gradient -= self.objective.leash_kl * np.array(text.kl_gradient)
+                gradient += np.array(text.gradient)
             outcomes.append(Outcome(entrant.score, complete=False, gradient=tuple(gradient.tolist())))
         return outcomes
 

@@ -17,7 +17,7 @@ Factors = tuple[float, ...]
 TEXT = -1
 
 # The fields of a result that hold numbers which may be NaN; JSON has null for it.
-_NUMBERS = ("logprob", "probability", "kl", "gradient", "kl_gradient")
+_NUMBERS = ("logprob", "probability", "kl", "gradient")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Unit:
     accuracy: bool = False
     """Generate text where the task's metric needs it."""
     weights: tuple[float, ...] = ()
-    """Gradient units of tasks: how much each gold position counts. They sum to 1; single ones may be negative."""
+    """Gradient units of tasks: how much each gold position counts. They sum to 1; single ones may be negative.
+    Of TEXT: how much logprob counts, and how much less KL does."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -65,9 +66,7 @@ class Result:
     """TEXT: (paragraphs,), the mean KL(base ‖ candidate) of a token, in nats; else empty."""
     gradient: list[float] = field(default_factory=list)
     """Gradient units: (layers,), d/d factor of Σ_p weights_p · mean over contexts of logprob[:, p]; of TEXT, of
-    the mean of logprob. Else empty."""
-    kl_gradient: list[float] = field(default_factory=list)
-    """Gradient units of TEXT: (layers,), d/d factor of the mean of kl. Else empty."""
+    weights_0 · mean of logprob − weights_1 · mean of kl. Else empty."""
     tokens: int = 0
     """Tokens that went through the model, padding left out."""
     seconds: float = 0.0

@@ -72,12 +72,11 @@ class Landscape:
 
     def _text(self, unit: Unit, factors: NDArray[np.float64]) -> Result:
         scale = 0.2 * np.arange(1, PARAGRAPHS + 1)
-        gradient = unit.kind == "gradient"
+        leash, leash_kl = unit.weights or (0.0, 0.0)
         return Result(
             logprob=[[-3.2 - one * ((factors - 1) ** 2).sum()] for one in scale.tolist()],
             kl=(scale * ((factors - 1) ** 2).sum()).tolist(),
-            gradient=(-2 * scale.mean() * (factors - 1)).tolist() if gradient else [],
-            kl_gradient=(2 * scale.mean() * (factors - 1)).tolist() if gradient else [],
+            gradient=(-2 * (leash + leash_kl) * scale.mean() * (factors - 1)).tolist() if unit.weights else [],
             tokens=TOKENS * PARAGRAPHS,
             seconds=self.seconds,
         )

@@ -58,7 +58,6 @@ def test_units_and_results_survive_json_to_the_last_digit() -> None:
         exact=[[True, None], [False, True]],
         kl=[1e-9],
         gradient=[0.1 + 0.2, -3.0],
-        kl_gradient=[2.0],
         tokens=12,
         seconds=0.25,
     )
