@@ -188,7 +188,7 @@ def conclude(
         "convergence": [list(pair) for pair in study.convergence],
         "selection": {
             "finalists": selection.to_json(),
-            "max_damage": settings.max_damage,
+            "max_damage": settings.objective.max_damage,
             "gain": {
                 "search": search_gain,
                 "selection": winner.selection_score - selection.identity.selection_score,
@@ -215,7 +215,7 @@ def judge(plan: Plan, selection: Selection, report: Report) -> tuple[str, str]:
     )
     numbers = f"{what} {mean:+.4f}, 95 % interval {low:+.4f} to {high:+.4f}, {settings.report_contexts} contexts"
     if selection.winner is selection.identity:
-        dear = sum(one.damage > settings.max_damage for one in selection.finalists)
+        dear = sum(one.damage > settings.objective.max_damage for one in selection.finalists)
         because = f" ({dear} of its finalists cost more on short text than max_damage allows)" if dear else ""
         return "identity", f"The search found nothing better than the base model{because}."
     if not mean > 0:
@@ -227,14 +227,14 @@ def judge(plan: Plan, selection: Selection, report: Report) -> tuple[str, str]:
         )
     message = f"The winner is better than the base model on unseen questions ({numbers})."
     damage = -report.text["difference"][0]
-    if damage > settings.max_damage:
+    if damage > settings.objective.max_damage:
         # The selection paragraphs allowed it, and these are others: a limit met on a sample may be missed.
         message += f" On other short text it costs {damage:.4f} nats a token, more than max_damage."
     return "better", message
 
 
 def trial_records(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The trials for result.json; tokens are cumulative, uniform is the factor where all layers share one."""
+    """The trials for result.json; tokens are cumulative."""
     records, tokens = [], 0
     known: dict[Any, int] = {}
     for trial in trials:
@@ -252,9 +252,10 @@ def trial_records(trials: Sequence[Trial]) -> list[dict[str, Any]]:
                 "contexts": trial.contexts,
                 "damage": trial.damage,
                 "kl": trial.kl,
+                "penalty": trial.penalty,
                 "tokens": tokens,
                 "error": trial.error,
-                "uniform": trial.factors[0] if len(set(trial.factors)) == 1 else None,
+                "layer_rope_scaling": list(trial.factors),
             }
         )
     return records

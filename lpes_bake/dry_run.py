@@ -10,6 +10,7 @@ from lpes_bake.plan import Plan, first_contexts, load_evaluator, make_plan, tria
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.ledger import attempt
 from lpes_bake.search.objective import FloatArray
+from lpes_bake.search.study import TEXT_BATCH
 from lpes_bake.search.tasks import PARTS
 from lpes_bake.search.units import TEXT, Result, Unit
 
@@ -35,7 +36,10 @@ class Meter:
 
     def text(self, part: str, kind: str = "score") -> FloatArray:
         """One candidate on the short text of a part."""
-        result = self._compute(Unit(kind, part, TEXT, 0, 0, self.factors))
+        gradient = kind == "gradient"
+        stop = min(TEXT_BATCH, len(self.plan.paragraphs[part])) if gradient else 0
+        weights = (1.0, 0.0) if gradient else ()
+        result = self._compute(Unit(kind, part, TEXT, 0, stop, self.factors, weights=weights))
         return np.array([result.tokens, result.seconds])
 
     def score(self, part: str, task: int, contexts: int, *, accuracy: bool) -> FloatArray:

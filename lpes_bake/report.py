@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +67,10 @@ RESULT = {
             "complete": bool,
             "damage": Number,
             "kl": Number,
+            "penalty": Number,
             "tokens": Number,
             "error": str | None,
-            "uniform": Number,
+            "layer_rope_scaling": [Number],
         }
     ],
     "convergence": [(Number, Number)],
@@ -276,7 +276,7 @@ class Frontier(NamedTuple):
 
 
 def frontier_of(result: Mapping[str, Any]) -> Frontier | None:
-    """Gain against damage; None when no trial's damage was measured.
+    """Gain before the price of drift against damage; None when no trial's damage was measured.
 
     Finalists stand where the search saw them: the selection measures their damage anew.
     """
@@ -285,41 +285,36 @@ def frontier_of(result: Mapping[str, Any]) -> Frontier | None:
     def place(one: Mapping[str, Any] | None) -> list[Point]:
         if one is None or identity is None or one["damage"] is None:
             return []
-        return [(one["damage"], before_leash(one, result) - identity)]
+        return [(one["damage"], one["score"] + (one["penalty"] or 0.0) - identity)]
 
     complete = complete_trials(result)
     trials = [point for one in complete for point in place(one)]
     if not trials:
         return None
-    uniform = [(point, one["uniform"]) for one in complete if one["uniform"] not in (None, 1) for point in place(one)]
+    uniform = [
+        (point, one["layer_rope_scaling"][0])
+        for one in complete
+        if len(set(one["layer_rope_scaling"])) == 1 and not is_identity(one["layer_rope_scaling"])
+        for point in place(one)
+    ]
     marked = {"identity": [(0.0, 0.0)], "uniform factors": [point for point, _ in uniform]}
     for kind, one in found_by_search(result):
         marked.setdefault(kind, []).extend(place(one))
     return Frontier(trials, pareto_front(trials), marked, [(point, short(float(factor))) for point, factor in uniform])
 
 
-def before_leash(trial: Mapping[str, Any], result: Mapping[str, Any]) -> float:
-    """A trial's score with the price of drift given back: score + leash · max(0, damage) + leash_kl · KL."""
-    objective = result["objective"]
-    price = (objective["leash"] or 0.0) * max(0.0, trial["damage"] or 0.0)
-    return float(trial["score"] + price + (objective["leash_kl"] or 0.0) * (trial["kl"] or 0.0))
-
-
 def found_by_search(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """("finalists" or "winner", its trial) for each finalist but the identity, where its trial is known.
-
-    A trial has no name in the file, but the finalist's search score is that of its trial before the leash.
-    """
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for finalist in result["selection"]["finalists"]:
-        score = finalist["search_score"]
-        if score is None or is_identity(finalist["layer_rope_scaling"]):
-            continue
-        for trial in complete_trials(result):
-            if math.isclose(before_leash(trial, result), score, abs_tol=1e-9):
-                found.append(("winner" if finalist["chosen"] else "finalists", trial))
-                break
-    return found
+    """("finalists" or "winner", its trial) for each finalist but the identity and those that had no trial: the same
+    as another at a part of its size."""
+    first: dict[tuple[float, ...], Mapping[str, Any]] = {}
+    for trial in complete_trials(result):
+        first.setdefault(tuple(trial["layer_rope_scaling"]), trial)
+    chosen = {tuple(one["layer_rope_scaling"]): one["chosen"] for one in result["selection"]["finalists"]}
+    return [
+        ("winner" if wins else "finalists", first[factors])
+        for factors, wins in chosen.items()
+        if factors in first and not is_identity(factors)
+    ]
 
 
 def is_identity(factors: Sequence[float]) -> bool:

@@ -153,7 +153,6 @@ def run_plan(plan: Plan, ledger: Ledger, events: Events, *, force: bool, command
         plan.choosing,
         contexts=settings.selection_contexts,
         finalists=settings.finalists,
-        max_damage=settings.max_damage,
     )
     cost.note("selection")
     events.status("comparing the winner with the base model on unseen questions")

@@ -83,13 +83,12 @@ def select(
     *,
     contexts: int,
     finalists: int,
-    max_damage: float,
 ) -> Selection:
     """Score the best of `ranking`, the identity and the best uniform factors on the selection contexts of `tasks`.
 
-    Those that cost more on short text than `max_damage` are not scored; in their place comes the same, moved
-    so far towards the identity (`milder`) that it costs no more, where one of SHARES does. Raises StudyStopped when the
-    identity cannot be scored; others that cannot are not chosen.
+    Those that cost more on short text than the objective's `max_damage` are not scored; in their place comes the
+    same, moved so far towards the identity (`milder`) that it costs no more, where one of SHARES does. Raises
+    StudyStopped when the identity cannot be scored; others that cannot are not chosen.
     """
     chosen = choose(ranking, finalists)
 
@@ -107,7 +106,7 @@ def select(
         text = text_of(individual)
         error = error_in([base, text])
         damage, kl = (math.nan, math.nan) if error is not None else drift(text, base)
-        allowed, score = bool(damage <= max_damage), math.nan
+        allowed, score = bool(damage <= objective.max_damage), math.nan
         if allowed:
             parts = [
                 part_results(ledger, "selection", task, contexts, individual.factors, accuracy=accuracy)
@@ -128,11 +127,11 @@ def select(
     for place, one in enumerate(chosen):
         label = label_of(one.individual, place)
         first = enter(one.individual, label, one.score + complete[one.individual.factors].penalty)
-        if first.damage > max_damage:
+        if first.damage > objective.max_damage:
             for share in SHARES:
                 individual = milder(one.individual, share)
                 text = text_of(individual)
-                if text.error is None and drift(text, base)[0] <= max_damage:
+                if text.error is None and drift(text, base)[0] <= objective.max_damage:
                     enter(individual, f"{label}, {100 * share:.0f} % of it", math.nan)
                     break
     # Equals go to the earlier one, and the identity is first.

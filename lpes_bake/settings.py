@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -57,7 +56,6 @@ class SearchSettings:
     selection_contexts: int = setting(48, "Other contexts of each task, by which the winner is chosen.")
     report_contexts: int = setting(100, "Contexts of each task that nobody chose by, for the final comparison.")
     finalists: int = setting(5, "Best candidates of the search that meet on the selection contexts.")
-    max_damage: float = setting(0.005, "Most that the winner may cost on short plain text, in nats a token.")
     text: str | None = setting(
         None,
         "Text file with paragraphs for the leash, blank lines between them.",
@@ -103,8 +101,6 @@ class SearchSettings:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not 0 <= self.max_damage < math.inf:
-            raise InputError(f"max_damage is {self.max_damage}; it must be 0 or more")
         if self.optimizer in GRADIENT_OPTIMIZERS and not self.study.gradient_contexts:
             raise InputError(
                 f"gradient_contexts is 0, but the optimizer {self.optimizer} follows gradients; "

@@ -71,7 +71,7 @@ class Evaluator:
         gradient = np.zeros(0)
         scores: TextScores
         if unit.kind == "gradient":
-            scores, gradient = drift.gradient(unit.factors, *unit.weights)
+            scores, gradient = drift.gradient(unit.factors, unit.start, unit.stop, *unit.weights)
         else:
             scores = drift.measure(unit.factors)
         return Result(

@@ -1,6 +1,6 @@
 """What a search maximises: the fitness over gold positions and tasks, less the price of drift.
 
-score = Σ_t w_t · v_t − leash · max(0, damage) − leash_kl · KL
+score = Σ_t w_t · v_t − leash · (max(0, damage) + STEEP · max(0, damage − max_damage)) − leash_kl · KL
 
 v_t: the fitness in task t, averaged over contexts, then aggregated over gold positions. w_t: 1 for a
 single task, so that the score is in the fitness's own units. Of several, each log-probability counts by
@@ -28,6 +28,14 @@ OVER = ("mean", "worst", "mean-spread")
 # least value, the noise in it would outweigh every other task.
 LEAST_VALUE = 0.1
 
+# How many times as dear damage gets beyond max_damage, where a candidate could not win: dear enough that no gain seen
+# on real models pays for it, and still a slope that leads back.
+STEEP = 20.0
+
+# How fast the price that gradients see rises, in leashes a step for a nat of damage beyond max_damage. A price that
+# jumps at the limit as the score's does would throw Adam about; this one comes to where the limit is just met.
+PRICE_RATE = 50.0
+
 FloatArray = NDArray[np.float64]
 
 
@@ -50,6 +58,9 @@ class Objective:
     leash: float = field(
         default=1.0, metadata={"help": "Price of a nat a token that short plain text loses, in units of fitness."}
     )
+    max_damage: float = field(
+        default=0.005, metadata={"help": "Most that the winner may cost on short plain text, in nats a token."}
+    )
     leash_kl: float = field(
         default=0.0, metadata={"help": "Price of a nat a token of KL from the base model on short plain text."}
     )
@@ -58,7 +69,7 @@ class Objective:
         for name, known in (("fitness", FITNESS), ("over", OVER)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
-        for name in ("leash", "leash_kl"):
+        for name in ("leash", "max_damage", "leash_kl"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more")
 
@@ -96,7 +107,13 @@ class Objective:
 
     def penalty(self, damage: float, kl: float) -> float:
         """The price of drift, 0 or more; both arguments in nats a token."""
-        return self.leash * max(0.0, damage) + self.leash_kl * kl
+        beyond = max(0.0, damage - self.max_damage)
+        return self.leash * (max(0.0, damage) + STEEP * beyond) + self.leash_kl * kl
+
+    def next_price(self, price: float, damage: float) -> float:
+        """The price of damage for the next gradient step: it rises while the limit is exceeded, and falls again, but
+        never below the leash (dual ascent on the constraint damage ≤ max_damage)."""
+        return max(self.leash, price + PRICE_RATE * self.leash * (damage - self.max_damage))
 
     def score(self, values: Sequence[FloatArray], weights: Sequence[float], penalty: float) -> float:
         """The score on the contexts at hand."""

@@ -109,6 +109,11 @@ class Race:
         self.weights = objective.task_weights(self.identity.values)
         self._finish(self.identity)
 
+    @property
+    def paragraphs(self) -> int:
+        """How many paragraphs damage is measured on."""
+        return len(self._text.logprob)
+
     def run(self, candidates: Sequence[Factors], keep: int) -> list[Entrant]:
         """What came of each candidate, in their order. keep: K, how many of the best must not be dropped.
 
@@ -137,7 +142,7 @@ class Race:
         self._charge(entrant, units, results)
         if entrant.error is None:
             if len(results) > self.tasks:
-                self._take_text(entrant, results[-1])
+                self._take_text(entrant, results[-1], units[-1].start, units[-1].stop)
             entrant.values = [np.array(result.logprob) for result in results[: self.tasks]]
             entrant.score = self.objective.score(entrant.values, self.weights, entrant.penalty)
         return entrant
@@ -249,8 +254,9 @@ class Race:
             entrant.replayed &= not self.ledger.computed(unit)
             entrant.error = entrant.error or result.error
 
-    def _take_text(self, entrant: Entrant, result: Result) -> None:
-        entrant.damage = float(np.mean(np.array(self._text.logprob) - np.array(result.logprob)))
+    def _take_text(self, entrant: Entrant, result: Result, start: int = 0, stop: int | None = None) -> None:
+        """What paragraphs start … stop − 1 say."""
+        entrant.damage = float(np.mean(np.array(self._text.logprob[start:stop]) - np.array(result.logprob)))
         entrant.kl = float(np.mean(result.kl))
         entrant.penalty = self.objective.penalty(entrant.damage, entrant.kl)
 

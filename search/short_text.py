@@ -18,18 +18,14 @@ from numpy.typing import NDArray
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, set_factors
+from lpes_bake.search.tasks import PARTS
 
-# One of so many consecutive paragraphs is the search's, which pays for its text with every candidate; the other parts
-# pay only a few times, and they decide.
-CYCLE = 6
-
-# A part with fewer paragraphs says nothing about damage; and how many there must be for the search to get that many.
+# A part with fewer paragraphs says nothing about damage.
 FEWEST_PARAGRAPHS = 4
-FEWEST_IN_FILE = CYCLE * (FEWEST_PARAGRAPHS - 1) + 1
 
 # Written for this check, so that no model was trained on them when it was released; short, so that
 # nothing about long prompts is measured; on many subjects. Six of a kind stand together, so that every part has each.
-# Of the 96, the search gets 16 and the others 40 each: with 12, damage had a standard error as large as its limit.
+# Each part has 32 of the 96: with 12, damage had a standard error as large as its limit.
 PARAGRAPHS = (
     # stories
     "The baker opened her shop at five in the morning, when the street was still dark. By six the first loaves lay "
@@ -268,13 +264,11 @@ PARAGRAPHS = (
 def read_paragraphs(path: Path | None = None) -> dict[str, list[str]]:
     """The paragraphs of each part of a search, which share none: those above, or those of a text file.
 
-    In a file, blank lines part paragraphs; one that is there twice counts once. Of every six, the first goes to
-    the search; the selection and the report take turns with the others. Raises InputError when the file cannot be
-    read, or has too few.
+    In a file, blank lines part paragraphs; one that is there twice counts once. The parts take turns. Raises
+    InputError when the file cannot be read, or has too few.
     """
     paragraphs = PARAGRAPHS if path is None else _from_file(path)
-    others = [paragraph for i, paragraph in enumerate(paragraphs) if i % CYCLE]
-    return {"search": list(paragraphs[::CYCLE]), "selection": others[::2], "report": others[1::2]}
+    return {part: list(paragraphs[i :: len(PARTS)]) for i, part in enumerate(PARTS)}
 
 
 def _from_file(path: Path) -> tuple[str, ...]:
@@ -283,10 +277,10 @@ def _from_file(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {error}; give another file") from error
     found = tuple(dict.fromkeys(block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()))
-    if len(found) < FEWEST_IN_FILE:
+    if len(found) < (fewest := FEWEST_PARAGRAPHS * len(PARTS)):
         raise InputError(
             f"{path} has {len(found)} different paragraphs with blank lines between them; a search needs "
-            f"{FEWEST_IN_FILE}, at least {FEWEST_PARAGRAPHS} for each of its parts"
+            f"{fewest}, {FEWEST_PARAGRAPHS} for each of its parts"
         )
     return found
 
@@ -332,27 +326,30 @@ class Drift:
     def measure(self, factors: Sequence[float]) -> TextScores:
         """The scores of the model with `factors`, one a layer."""
         set_factors(self.model, factors)
-        return self._scores([(float(logprob), float(kl)) for logprob, kl in self._each()])
+        every = slice(None)
+        return self._scores([(float(logprob), float(kl)) for logprob, kl in self._each(every)], every)
 
     def gradient(
-        self, factors: Sequence[float], leash: float, leash_kl: float
+        self, factors: Sequence[float], start: int, stop: int, leash: float, leash_kl: float
     ) -> tuple[TextScores, NDArray[np.float64]]:
-        """The scores, and (layers,): d/d factor of leash · mean of logprob − leash_kl · mean of kl."""
+        """The scores of paragraphs start … stop − 1, and (layers,): d/d factor of leash · mean of logprob − leash_kl ·
+        mean of kl."""
         gradient = np.zeros(self.model.config.num_hidden_layers)
         scores = []
+        paragraphs = slice(start, stop)
         with (
             differentiable_factors(self.model, factors) as leaf,
             checkpointed_layers(self.model, self.checkpointing),
         ):
-            for logprob, kl in self._each():
-                (part,) = torch.autograd.grad((leash * logprob - leash_kl * kl) / len(self._ids), leaf)
+            for logprob, kl in self._each(paragraphs):
+                (part,) = torch.autograd.grad((leash * logprob - leash_kl * kl) / (stop - start), leaf)
                 gradient += part.cpu().double().numpy()
                 scores.append((float(logprob.detach()), float(kl.detach())))
-        return self._scores(scores), gradient
+        return self._scores(scores, paragraphs), gradient
 
-    def _each(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _each(self, paragraphs: slice) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Mean log-probability and mean KL of a token, paragraph by paragraph."""
-        for ids, base in zip(self._ids, self._base, strict=True):
+        for ids, base in zip(self._ids[paragraphs], self._base[paragraphs], strict=True):
             before, after = _log_softmax(base), _log_softmax(self._logits(ids))
             logprob = after.gather(-1, ids[0, 1:, None].to(after.device)).mean()
             yield logprob, (before.exp() * (before - after)).sum(-1).mean()
@@ -363,9 +360,9 @@ class Drift:
         logits: torch.Tensor = self.model.lm_head(hidden[0, :-1])
         return logits
 
-    def _scores(self, scores: Sequence[tuple[float, float]]) -> TextScores:
+    def _scores(self, scores: Sequence[tuple[float, float]], paragraphs: slice) -> TextScores:
         table = np.array(scores, dtype=np.float64).reshape(-1, 2)
-        return TextScores(table[:, 0], table[:, 1], sum(ids.shape[1] for ids in self._ids))
+        return TextScores(table[:, 0], table[:, 1], sum(ids.shape[1] for ids in self._ids[paragraphs]))
 
 
 def _log_softmax(logits: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,10 @@ from lpes_bake.search.units import TEXT, Factors, Unit
 FAILURES_IN_A_ROW = 10
 
 
+# Paragraphs in a gradient's minibatch.
+TEXT_BATCH = 8
+
+
 class StudyStopped(RuntimeError):
     """The study cannot go on. The message says why, in one line."""
 
@@ -76,6 +80,8 @@ class Trial:
     contexts: int
     damage: float
     kl: float
+    penalty: float
+    """What of the score drift has taken."""
     tokens: int
     seconds: float
     error: str | None
@@ -125,6 +131,7 @@ class Study:
         self.identity: Factors = (1.0,) * layers
         self.tasks, self.on_trial = tasks, on_trial
         self._limit: str | None = None
+        self._price = objective.leash
         self._trials = self._failed = self._dropped = self._minibatches = 0
         self._failing: list[Factors] = []
         self._convergence: list[tuple[int, float]] = []
@@ -192,12 +199,14 @@ class Study:
     def _gradients(self, race: Race, asked: Sequence[Individual]) -> list[Outcome]:
         """d score / d factor on the next minibatch, the same one for all that were asked.
 
-        The gradient is that of the log-probability, whatever the fitness: accuracy has none. The
-        leash pulls also where short text has not lost anything yet, for it is cheaper to stay away from
-        damage than to come back. Over the worst position, and for mean − spread, the gradient is that of the
-        positions which are worst and best for the best candidate so far.
+        The gradient is that of the log-probability, whatever the fitness: accuracy has none. The leash pulls
+        also where short text has not lost anything yet, for it is cheaper to stay away from damage than to come
+        back, and harder from step to step while the damage is beyond its limit. Over the worst position, and for
+        mean − spread, the gradient is that of the positions which are worst and best for the best candidate so
+        far.
         """
-        start, stop = self._minibatch()
+        (start, stop), text = self._minibatch(), self._text_minibatch(race.paragraphs)
+        self._minibatches += 1
         best = race.complete[self._ranking(race)[0].individual.factors]
         weights = [self.objective.position_weights(values) for values in best.values]
         outcomes: list[Outcome] = []
@@ -207,8 +216,8 @@ class Study:
                 for task in range(self.tasks)
             ]
             if self.objective.leash or self.objective.leash_kl:
-                prices = (self.objective.leash, self.objective.leash_kl)
-                units.append(Unit("gradient", "search", TEXT, 0, 0, individual.factors, weights=prices))
+                prices = (self._price, self.objective.leash_kl)
+                units.append(Unit("gradient", "search", TEXT, *text, individual.factors, weights=prices))
             try:
                 results = self.ledger.results(units)
             except LimitReached as limit:
@@ -225,6 +234,7 @@ class Study:
                 gradient += weight * np.array(result.gradient)
             for text in results[self.tasks :]:
                 gradient += np.array(text.gradient)
+                self._price = self.objective.next_price(self._price, entrant.damage)
             outcomes.append(Outcome(entrant.score, complete=False, gradient=tuple(gradient.tolist())))
         return outcomes
 
@@ -238,7 +248,12 @@ class Study:
         if not count:
             raise InputError(f"the optimizer wants gradients, but gradient_contexts is 0; give at least {size}")
         start = self.settings.contexts + self._minibatches % count * size
-        self._minibatches += 1
+        return start, start + size
+
+    def _text_minibatch(self, paragraphs: int) -> tuple[int, int]:
+        """The same of paragraphs, from the first one on: those that candidates are scored on, for there are no more."""
+        size = min(TEXT_BATCH, paragraphs)
+        start = self._minibatches % (paragraphs // size) * size if size else 0
         return start, start + size
 
     def _note_trial(self, individual: Individual, entrant: Entrant, gradient: bool = False) -> None:
@@ -256,6 +271,7 @@ class Study:
             contexts=entrant.contexts,
             damage=entrant.damage,
             kl=entrant.kl,
+            penalty=entrant.penalty,
             tokens=entrant.tokens,
             seconds=round(entrant.seconds, 3),
             error=entrant.error,

@@ -32,7 +32,7 @@ class Unit:
     """Index of the run's tasks, or TEXT."""
     start: int
     stop: int
-    """Contexts start … stop − 1 of the part; both 0 for TEXT."""
+    """Contexts start … stop − 1 of the part. Score units of TEXT take all paragraphs, and have 0 for both."""
     factors: Factors
     accuracy: bool = False
     """Generate text where the task's metric needs it."""

@@ -16,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpes_bake.search.ledger import Ledger, open_journal
+from lpes_bake.search.objective import Objective
 from lpes_bake.search.processes import Single
 from lpes_bake.search.units import TEXT, Factors, Result, Unit
 
 LAYERS = 6
-PARAGRAPHS = 5
+
+# Here short text suffers more than that of real models: the limit of damage stays out of the way.
+OBJECTIVE = Objective(max_damage=9.0)
+PARAGRAPHS = 20
 # Of each task and layer, the best factor; of each task and gold position, what no factor mends.
 TARGETS = (np.linspace(1.04, 0.82, LAYERS), np.linspace(0.9, 0.8, LAYERS))
 FLOORS = (np.array([0.2, 0.6, 0.4]), np.array([2.0, 3.0, 2.5, 2.2]))
@@ -71,13 +75,13 @@ class Landscape:
         return np.exp(shared + own)
 
     def _text(self, unit: Unit, factors: NDArray[np.float64]) -> Result:
-        scale = 0.2 * np.arange(1, PARAGRAPHS + 1)
+        scale = 0.2 * np.resize(np.arange(1, 6), PARAGRAPHS)[unit.start : unit.stop or None]
         leash, leash_kl = unit.weights or (0.0, 0.0)
         return Result(
             logprob=[[-3.2 - one * ((factors - 1) ** 2).sum()] for one in scale.tolist()],
             kl=(scale * ((factors - 1) ** 2).sum()).tolist(),
             gradient=(-2 * (leash + leash_kl) * scale.mean() * (factors - 1)).tolist() if unit.weights else [],
-            tokens=TOKENS * PARAGRAPHS,
+            tokens=TOKENS * len(scale),
             seconds=self.seconds,
         )
 

@@ -80,8 +80,9 @@ def test_text_units_are_what_drift_says(evaluator: Evaluator) -> None:
         assert result.kl == scores.kl.tolist()
         assert result.tokens == scores.tokens
         assert not (result.probability or result.exact or result.gradient)
-        result = evaluator.compute(Unit("gradient", part, TEXT, 0, 0, FACTORS, weights=(2.0, 0.5)))
-        _, gradient = drift.gradient(FACTORS, 2.0, 0.5)
+        result = evaluator.compute(Unit("gradient", part, TEXT, 1, 2, FACTORS, weights=(2.0, 0.5)))
+        scores, gradient = drift.gradient(FACTORS, 1, 2, 2.0, 0.5)
+        assert result.logprob == [[value] for value in scores.logprob.tolist()]
         assert result.gradient == gradient.tolist()
 
 
@@ -140,8 +141,8 @@ def test_a_unit_that_does_not_exist_is_a_failed_result(evaluator: Evaluator) -> 
 def test_nan_is_a_failed_result(kind: str, task: int, evaluator: Evaluator) -> None:
     with torch.no_grad():
         evaluator.model.base_model.layers[1].mlp.up_proj.weight.fill_(math.nan)
-    stop, weights = (0, (1.0, 0.0)) if task == TEXT else (2, WEIGHTS)
-    result = attempt(evaluator.compute, Unit(kind, "search", task, 0, stop, FACTORS, weights=weights))
+    weights = (1.0, 0.0) if task == TEXT else WEIGHTS
+    result = attempt(evaluator.compute, Unit(kind, "search", task, 0, 2, FACTORS, weights=weights))
     assert result.error == "the model gave NaN or infinity"
     assert result.tokens > 0
 

@@ -26,11 +26,27 @@ def test_positions_are_aggregated_after_contexts(over: str, expected: float) -> 
 
 
 def test_damage_costs_and_its_opposite_earns_nothing() -> None:
-    objective = Objective(leash=2.0, leash_kl=0.5)
+    objective = Objective(leash=2.0, max_damage=0.1, leash_kl=0.5)
     assert objective.penalty(0.1, 0.04) == pytest.approx(0.22)
     assert objective.penalty(-0.1, 0.04) == pytest.approx(0.02)
-    assert Objective().penalty(0.1, 0.04) == 0.1
+    assert Objective(max_damage=0.1).penalty(0.1, 0.04) == 0.1
+    # Twenty times as dear beyond what is allowed.
+    assert objective.penalty(0.13, 0.04) == pytest.approx(2 * (0.13 + 20 * 0.03) + 0.02)
+    assert Objective(leash=0.0, max_damage=0.0).penalty(9.0, 9.0) == 0
     assert objective.score([VALUES], (1.0,), 0.22) == pytest.approx(-7 / 3 - 0.22)
+
+
+def test_the_price_that_gradients_see_settles_where_the_limit_is_just_met() -> None:
+    objective = Objective(leash=1.0, max_damage=0.005)
+    # Damage falls as the price rises: .02 at the leash's own price, .005 at four times that.
+    price = objective.leash
+    for _ in range(200):
+        price = objective.next_price(price, 0.02 / price)
+    assert price == pytest.approx(4, abs=0.01)
+    # A candidate that keeps within the limit pays the leash again in the end, and no less.
+    for _ in range(200):
+        price = objective.next_price(price, 0.0)
+    assert price == objective.leash
 
 
 def test_values_are_those_of_the_fitness() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from lpes_bake.search.ledger import Ledger, LimitReached, Limits
 from lpes_bake.search.objective import FITNESS, OVER, Objective
 from lpes_bake.search.racing import CHANCE, RESAMPLES, Entrant, Race, blocks, resampled_counts
 from lpes_bake.search.units import TEXT, Factors, Result, Unit
-from tests.synthetic import LAYERS, PARAGRAPHS, TOKENS, Landscape
+from tests.synthetic import LAYERS, OBJECTIVE, PARAGRAPHS, TOKENS, Landscape
 
 IDENTITY: Factors = (1.0,) * LAYERS
 CONTEXTS = 64
@@ -34,7 +35,7 @@ def race(
     limits: Limits | None = None,
 ) -> Race:
     ledger = Ledger(None, landscape or Landscape(), limits=limits)
-    return Race(ledger, objective or Objective(), layers=LAYERS, tasks=tasks, contexts=contexts, mode=mode)
+    return Race(ledger, objective or OBJECTIVE, layers=LAYERS, tasks=tasks, contexts=contexts, mode=mode)
 
 
 def best_of(one: Race, keep: int) -> list[tuple[Factors, float | None]]:
@@ -51,7 +52,7 @@ def test_blocks_double_what_was_seen() -> None:
 def test_scores_are_those_of_all_contexts_however_they_were_divided() -> None:
     asked = candidates(np.random.default_rng(0), 4)
     for mode in ("off", "exact", "probable"):
-        one = race(mode, tasks=2, objective=Objective(leash=3.0, leash_kl=0.1))
+        one = race(mode, tasks=2, objective=Objective(leash=3.0, max_damage=9.0, leash_kl=0.1))
         for entrant in one.run(asked, keep=10):
             values, score = [], -3.0 * entrant.damage - 0.1 * entrant.kl
             for task, weight in enumerate(one.weights):
@@ -72,7 +73,7 @@ def test_scores_are_those_of_all_contexts_however_they_were_divided() -> None:
 def test_the_exact_race_has_the_same_parents_as_no_race(fitness: str, over: str) -> None:
     dropped = 0
     for seed in range(6):
-        objective, keep = Objective(fitness=fitness, over=over), 3
+        objective, keep = replace(OBJECTIVE, fitness=fitness, over=over), 3
         landscape = Landscape(noise=0.3, seed=seed)
         races = {mode: race(mode, landscape, objective, 24, tasks=2) for mode in ("off", "exact")}
         # Context by context, so that bounds become tight and the last drops are close calls.
@@ -93,7 +94,7 @@ def test_the_exact_race_has_the_same_parents_as_no_race(fitness: str, over: str)
 def test_the_probable_race_keeps_the_winner_and_costs_much_less(fitness: str, over: str) -> None:
     kept, share = [], []
     for seed in range(20):
-        landscape, objective = Landscape(noise=0.2, seed=seed), Objective(fitness=fitness, over=over)
+        landscape, objective = Landscape(noise=0.2, seed=seed), replace(OBJECTIVE, fitness=fitness, over=over)
         asked = candidates(np.random.default_rng(seed), 24)
         whole, raced = race("off", landscape, objective), race("probable", landscape, objective)
         scores = [entrant.score or -math.inf for entrant in whole.run(asked, keep=6)]

@@ -64,6 +64,7 @@ def synthetic(seed: int = 0) -> dict[str, Any]:
     trials = drawn_trials(rng)
     whole = [one for one in trials if one["complete"]]
     finalists = [trials[0], *sorted(whole, key=lambda one: -one["score"])[:3]]
+    finalists[2]["layer_rope_scaling"] = chosen
     return {
         "version": 1,
         "date": "2026-11-30T14:05:00+00:00",
@@ -96,8 +97,8 @@ def synthetic(seed: int = 0) -> dict[str, Any]:
             "finalists": [
                 {
                     "label": f"candidate {i}",
-                    "layer_rope_scaling": chosen if i == 2 else [1.0 + 0.01 * i * h for h in range(LAYERS)],
-                    "search_score": one["score"] + 2.0 * max(0.0, one["damage"]) + 0.5 * one["kl"],
+                    "layer_rope_scaling": one["layer_rope_scaling"],
+                    "search_score": one["score"] + one["penalty"],
                     "selection_score": one["score"] - 0.0123 * (i + 1),
                     "damage": one["damage"] + 0.0001,
                     "kl": one["kl"],
@@ -129,6 +130,13 @@ def synthetic(seed: int = 0) -> dict[str, Any]:
     }
 
 
+def factors_of(number: int) -> list[float]:
+    """Those of trial `number`: the identity, two uniform ones, and others."""
+    if number < 3:
+        return [(1.0, 0.8, 1.2)[number]] * LAYERS
+    return [1.0 + 0.001 * number * layer for layer in range(LAYERS)]
+
+
 def drawn_trials(rng: np.random.Generator) -> list[dict[str, Any]]:
     """The identity, two uniform ones, and others that gain with the damage they do, or are dropped, or fail."""
     trials = []
@@ -146,13 +154,14 @@ def drawn_trials(rng: np.random.Generator) -> list[dict[str, Any]]:
                 "generation": number // 16,
                 "kind": "score",
                 "score": None if failed else -0.48 + float(gain) - 2.0 * max(0.0, damage) - 0.5 * kl,
+                "penalty": 2.0 * max(0.0, damage) + 0.5 * kl,
                 "complete": complete and not failed,
                 "contexts": 40 if complete else 8,
                 "damage": None if failed else damage,
                 "kl": None if failed else kl,
                 "tokens": tokens,
                 "error": "OutOfMemoryError: 2 GiB asked for" if failed else None,
-                "uniform": {0: 1.0, 1: 0.8, 2: 1.2}.get(number),
+                "layer_rope_scaling": factors_of(number),
             }
         )
     return trials
@@ -415,7 +424,7 @@ def test_unknown_numbers_are_dashes(tmp_path: Path) -> None:
 def test_a_search_without_a_leash_uniform_ones_or_failures_is_reported(tmp_path: Path) -> None:
     result = synthetic()
     result["objective"] |= {"leash": 0.0, "leash_kl": 0.0}
-    result["trials"] = [one | {"uniform": None} for one in result["trials"] if one["error"] is None][:1]
+    result["trials"] = [one for one in result["trials"] if one["error"] is None][:1]
     result["convergence"] = result["convergence"][:1]
     result["selection"]["finalists"] = []
     result["settings"] = {}
@@ -424,31 +433,31 @@ def test_a_search_without_a_leash_uniform_ones_or_failures_is_reported(tmp_path:
     assert "less a penalty" not in page.text and "A trial that fails never wins" not in page.text
 
 
-def test_the_frontier_gives_the_leash_back() -> None:
+def test_the_frontier_gives_the_price_of_drift_back() -> None:
     result = synthetic()
     result["identity_score"] = -1.0
-    result["objective"] |= {"leash": 2.0, "leash_kl": 0.5}
-    blank = {"kind": "score", "complete": True, "error": None, "tokens": 1, "uniform": None}
+    mixed, low, level = [0.9] * (LAYERS - 1) + [1.0], [0.8] * LAYERS, [1.0] * LAYERS
+    blank = {"kind": "score", "complete": True, "error": None, "tokens": 1, "penalty": 0.0, "layer_rope_scaling": mixed}
     result["trials"] = [
-        blank | {"score": -1.0, "damage": 0.0, "kl": 0.0, "uniform": 1.0},
-        blank | {"score": -0.9, "damage": 0.05, "kl": 0.2},  # -0.9 + 0.1 + 0.1
-        blank | {"score": -0.8, "damage": -0.01, "kl": 0.0, "uniform": 0.8},  # healing is not punished
-        blank | {"score": 9.0, "damage": 0.0, "kl": 0.0, "complete": False},
-        blank | {"score": 9.0, "damage": 0.0, "kl": 0.0, "kind": "gradient"},
-        blank | {"score": -0.5, "damage": None, "kl": None},
+        blank | {"score": -1.0, "damage": 0.0, "layer_rope_scaling": level},
+        blank | {"score": -0.9, "damage": 0.05, "penalty": 0.2},
+        blank | {"score": -0.8, "damage": -0.01, "layer_rope_scaling": low},
+        blank | {"score": 9.0, "damage": 0.0, "complete": False},
+        blank | {"score": 9.0, "damage": 0.0, "kind": "gradient"},
+        blank | {"score": -0.5, "damage": None, "penalty": None},
     ]
     frontier = frontier_of(result)
     assert frontier is not None
     assert np.allclose(frontier.trials, [(0.0, 0.0), (0.05, 0.3), (-0.01, 0.2)])
     assert np.allclose(frontier.front, [(-0.01, 0.2), (0.05, 0.3)])
     assert frontier.names == [(frontier.trials[2], "0.8")]
-    # A finalist is known by its score before the leash; its damage on the selection's text is not in the picture.
-    named = {"label": "?", "selection_score": 0.0, "damage": 0.9, "kl": 0.9, "allowed": True}
+    # A finalist stands where its trial does; its damage on the selection's text is not in the picture.
+    named = {"label": "?", "search_score": 0.0, "selection_score": 0.0, "damage": 0.9, "kl": 0.9, "allowed": True}
     result["selection"]["finalists"] = [
-        named | {"search_score": -1.0, "layer_rope_scaling": [1.0] * LAYERS, "chosen": False},
-        named | {"search_score": -0.7, "layer_rope_scaling": [0.9] * LAYERS, "chosen": True},
-        named | {"search_score": -0.8, "layer_rope_scaling": [0.8] * LAYERS, "chosen": False},
-        named | {"search_score": -0.6, "layer_rope_scaling": [0.7] * LAYERS, "chosen": False},
+        named | {"layer_rope_scaling": level, "chosen": False},
+        named | {"layer_rope_scaling": mixed, "chosen": True},
+        named | {"layer_rope_scaling": low, "chosen": False},
+        named | {"layer_rope_scaling": [0.7] * LAYERS, "chosen": False},
     ]
     frontier = frontier_of(result)
     assert frontier is not None
@@ -462,13 +471,13 @@ def test_the_frontier_gives_the_leash_back() -> None:
 
 def test_finalists_stand_on_the_line_of_convergence_where_they_were_the_best_of_their_time() -> None:
     result = synthetic()
-    blank = {"kind": "score", "complete": True, "error": None, "uniform": None, "damage": 0.0, "kl": 0.0}
+    finalists = result["selection"]["finalists"]
+    blank = {"kind": "score", "complete": True, "error": None, "damage": 0.0, "kl": 0.0, "penalty": 0.0}
     result["trials"] = [
-        blank | {"score": score, "tokens": tokens} for score, tokens in ((-0.5, 90), (-0.4, 180), (-0.45, 270))
+        blank | {"score": score, "tokens": tokens, "layer_rope_scaling": finalists[place]["layer_rope_scaling"]}
+        for score, tokens, place in ((-0.5, 90, 0), (-0.4, 180, 2), (-0.45, 270, 1))
     ]
     result["convergence"] = [[100, -0.5], [300, -0.4], [400, -0.4]]
-    for one, score in zip(result["selection"]["finalists"], (-0.5, -0.45, -0.4, -0.1), strict=True):
-        one["search_score"] = score
     assert found_at(result) == {"identity": [(100, -0.5)], "finalists": [(270, -0.45)], "winner": [(300, -0.4)]}
 
 

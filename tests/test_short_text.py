@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import load_scaled, set_factors
-from lpes_bake.search.short_text import FEWEST_IN_FILE, FEWEST_PARAGRAPHS, PARAGRAPHS, Drift, read_paragraphs
+from lpes_bake.search.short_text import FEWEST_PARAGRAPHS, PARAGRAPHS, Drift, TextScores, read_paragraphs
 from lpes_bake.search.tasks import PARTS
 from tests.conftest import write_tiny
 from tests.test_scoring import all_float64, tokenizer_of
@@ -59,8 +59,8 @@ def test_gradients_equal_finite_differences(checkpointing: bool, tmp_path: Path)
     model, tokenizer = all_float64(path), tokenizer_of(path)
     drift = Drift(model, tokenizer, TEXTS, checkpointing=checkpointing)
     factors = (0.8, 1.2, 0.9, 1.1)
-    scores, gradient = drift.gradient(factors, 1.0, 0.0)
-    _, kl_gradient = drift.gradient(factors, 0.0, -1.0)
+    scores, gradient = drift.gradient(factors, 0, 3, 1.0, 0.0)
+    _, kl_gradient = drift.gradient(factors, 0, 3, 0.0, -1.0)
     alone = drift.measure(factors)
     np.testing.assert_allclose(scores.logprob, alone.logprob, atol=1e-7)
     np.testing.assert_allclose(scores.kl, alone.kl, atol=1e-7)
@@ -71,6 +71,15 @@ def test_gradients_equal_finite_differences(checkpointing: bool, tmp_path: Path)
         expected = differences(value, factors)
         np.testing.assert_allclose(found, expected, rtol=5e-3, atol=1e-6)
         assert np.abs(expected).min() > 1e-4
+    # Of some paragraphs alone.
+    some, part = drift.gradient(factors, 1, 3, 1.0, -1.0)
+    expected = differences(lambda moved: total_of(drift.measure(moved))[1:].mean(), factors)
+    np.testing.assert_allclose(part, expected, rtol=5e-3, atol=1e-6)
+    assert some.logprob.tolist() == scores.logprob[1:].tolist() and 0 < some.tokens < scores.tokens
+
+
+def total_of(scores: TextScores) -> NDArray[np.float64]:
+    return scores.logprob + scores.kl
 
 
 def differences(value: Callable[[list[float]], float], factors: Sequence[float]) -> NDArray[np.float64]:
@@ -91,17 +100,16 @@ def test_paragraphs_too_long_for_the_model_or_too_short_to_predict_are_refused(t
         Drift(model, tokenizer, ["I"])
 
 
-def test_each_part_has_paragraphs_of_its_own_and_the_search_the_fewest() -> None:
+def test_each_part_has_paragraphs_of_its_own() -> None:
     parts = read_paragraphs()
     assert tuple(parts) == PARTS
-    assert [len(part) for part in parts.values()] == [16, 40, 40]
+    assert [len(part) for part in parts.values()] == [32, 32, 32]
     assert {text for part in parts.values() for text in part} == set(PARAGRAPHS)
     assert len(set(PARAGRAPHS)) == 96
     # Each kind, of which six stand together, is in every part.
     for start in range(0, 96, 6):
         kind = PARAGRAPHS[start : start + 6]
-        assert sorted(len(set(kind) & set(part)) for part in parts.values()) == [1, 2, 3]
-        assert len(set(kind) & set(parts["search"])) == 1
+        assert [len(set(kind) & set(part)) for part in parts.values()] == [2, 2, 2]
 
 
 @pytest.mark.smollm2
@@ -115,24 +123,24 @@ def test_paragraphs_are_short(smollm2: Path) -> None:
 
 def test_a_users_file_is_read_paragraph_by_paragraph(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
-    blocks = [f"Paragraph {number}.\nIts second line." for number in range(FEWEST_IN_FILE)]
+    blocks = [f"Paragraph {number}.\nIts second line." for number in range(FEWEST_PARAGRAPHS * len(PARTS))]
     # Blank lines may hold spaces, and be many; a paragraph that is there twice would be in two parts.
     path.write_text("\n\n" + "\n \n\n".join([*blocks, blocks[0]]) + "\n")
     parts = read_paragraphs(path)
-    assert parts["search"] == [blocks[i] for i in (0, 6, 12, 18)]
-    assert parts["selection"] == [blocks[i] for i in (1, 3, 5, 8, 10, 13, 15, 17)]
-    assert parts["report"] == [blocks[i] for i in (2, 4, 7, 9, 11, 14, 16)]
+    assert parts["search"] == [blocks[i] for i in (0, 3, 6, 9)]
+    assert parts["selection"] == [blocks[i] for i in (1, 4, 7, 10)]
+    assert parts["report"] == [blocks[i] for i in (2, 5, 8, 11)]
     assert min(map(len, parts.values())) == FEWEST_PARAGRAPHS
     # One less is too few.
     path.write_text("\n\n".join(blocks[1:]))
-    with pytest.raises(InputError, match="has 18 different paragraphs"):
+    with pytest.raises(InputError, match="has 11 different paragraphs"):
         read_paragraphs(path)
 
 
 def test_files_that_give_no_paragraphs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("One.\n\nTwo.\n\nOne.\n")
-    with pytest.raises(InputError, match=r"mine\.txt has 2 different paragraphs .* needs 19, at least 4 for each"):
+    with pytest.raises(InputError, match=r"mine\.txt has 2 different paragraphs .* needs 12, 4 for each"):
         read_paragraphs(path)
     path.write_bytes(b"caf\xe9\n\n" * 20)
     with pytest.raises(InputError, match=r"mine\.txt cannot be read as UTF-8 text"):

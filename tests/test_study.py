@@ -28,9 +28,17 @@ from lpes_bake.search.optimizer import Individual, Optimizer, Outcome, Scored
 from lpes_bake.search.optimizers import make_optimizer
 from lpes_bake.search.processes import Processes, Single, connected
 from lpes_bake.search.racing import Race
-from lpes_bake.search.study import FAILURES_IN_A_ROW, Study, StudyResult, StudySettings, StudyStopped, Trial
+from lpes_bake.search.study import (
+    FAILURES_IN_A_ROW,
+    TEXT_BATCH,
+    Study,
+    StudyResult,
+    StudySettings,
+    StudyStopped,
+    Trial,
+)
 from lpes_bake.search.units import TEXT, Factors, Result, Unit
-from tests.synthetic import LAYERS, PARAGRAPHS, TOKENS, Landscape
+from tests.synthetic import LAYERS, OBJECTIVE, PARAGRAPHS, TOKENS, Landscape
 
 ROOT = Path(__file__).resolve().parent.parent
 IDENTITY: Factors = (1.0,) * LAYERS
@@ -66,7 +74,7 @@ def run(
     def study(journal: Any) -> StudyResult:
         ledger = Ledger(journal, compute or Landscape(), processes, limits)
         return Study(
-            optimizer, ledger, objective or Objective(), settings, layers=LAYERS, tasks=tasks, on_trial=on_trial
+            optimizer, ledger, objective or OBJECTIVE, settings, layers=LAYERS, tasks=tasks, on_trial=on_trial
         ).run()
 
     if path is None:
@@ -352,7 +360,7 @@ def test_an_optimizer_that_never_scores_leaves_the_identity() -> None:
 def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str) -> None:
     rng = np.random.default_rng(0)
     factors = tuple((1 + rng.uniform(-0.2, 0.2, LAYERS)).tolist())
-    objective = Objective(over=over, leash=2.0, leash_kl=0.3)
+    objective = Objective(over=over, leash=2.0, max_damage=9.0, leash_kl=0.3)
     landscape = Landscape(noise=0.0)
     script = Script([(True, [factors])])
     run(compute=landscape, optimizer=script, objective=objective)
@@ -364,7 +372,7 @@ def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str) -> Non
         """The objective on contexts 24 and 25 of both tasks, which the first minibatch holds. Without noise the
         worst and the best position are the same for all candidates."""
         units = [Unit("score", "search", task, 24, 26, tuple(shifted)) for task in (0, 1)]
-        text = landscape(Unit("score", "search", TEXT, 0, 0, tuple(shifted)))
+        text = landscape(Unit("score", "search", TEXT, 0, TEXT_BATCH, tuple(shifted)))
         damage = float(np.mean(-3.2 - np.array(text.logprob)))
         values = [np.array(landscape(unit).logprob) for unit in units]
         total = -objective.leash * damage - objective.leash_kl * float(np.mean(text.kl))
@@ -397,8 +405,12 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
     settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=2)
     run(compute=watched, optimizer=Script(steps), settings=settings)
     slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
-    starts = [24, 26, 28, 24, 26]
-    assert slices == [one for start in starts for one in ((0, start, start + 2), (1, start, start + 2), (TEXT, 0, 0))]
+    starts = [(24, 0), (26, 8), (28, 0), (24, 8), (26, 0)]
+    assert slices == [
+        one
+        for start, text in starts
+        for one in ((0, start, start + 2), (1, start, start + 2), (TEXT, text, text + TEXT_BATCH))
+    ]
     scored = [unit for unit in units if unit.kind == "score"]
     assert max(unit.stop for unit in scored) == 24
 
