@@ -207,8 +207,8 @@ def test_every_file_that_makes_up_the_model_rides_along_and_no_other(model: Path
     }
     left = {
         "pytorch_model.bin": "weights that transformers does not load",
-        "pytorch_model.bin.index.json": "an index of weights that transformers does not load",
-        "model.safetensors.index.json": "an index of weights that transformers does not load",
+        "pytorch_model.bin.index.json": "an index of weights that are not in the bake",
+        "model.safetensors.index.json": "an index of weights that are not in the bake",
         "model-Q4.gguf": "weights that transformers does not load",
         "consolidated.safetensors": "weights that transformers does not load",
         "leftover.py": "code that nothing refers to",
