@@ -39,10 +39,14 @@ def convert_pickles(
         if missing := wanted - set(tensors) - ({HEAD} if EMBEDDING in tensors else set()):
             raise InputError(f"{path} lacks {min(missing)}, which its index looks for in it: fetch it again")
         name = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        # safetensors makes files for their owner's eyes only; these are files like any other.
+        (out / name).touch()
+        mode = (out / name).stat().st_mode
         try:
             save_file(tensors, out / name, metadata={"format": "pt"})
         except ValueError as error:
             raise InputError(f"{path} holds tensors that safetensors cannot: {str(error).splitlines()[0]}") from error
+        (out / name).chmod(mode)
         written.append(name)
         weight_map |= dict.fromkeys(tensors, name)
         size += sum(tensor.nbytes for tensor in tensors.values())

@@ -6,6 +6,7 @@ Needs the package gguf and torch, both imported inside functions only.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     dtype, tensors = inspect(gguf)
     where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     try:
@@ -60,6 +62,9 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    # safetensors makes files for their owner's eyes only.
+    for path in out.glob("*.safetensors"):
+        shutil.copymode(out / "config.json", path)
     # The name that transformers 4 knows this kind of tokenizer by; version 5 takes it too.
     settings = out / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8")

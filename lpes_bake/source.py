@@ -51,9 +51,6 @@ ROPE_TYPES = {
 # The safetensors library itself refuses longer headers.
 MAX_HEADER_BYTES = 100_000_000
 
-# What a baked config.json has beyond its base's, or in another form.
-BAKED_KEYS = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
-
 # Positive numbers that float32, in which models hold their factors, knows to its full precision.
 FLOAT32_RANGE = (1.1754943508222875e-38, 3.4028234663852886e38)
 
@@ -137,14 +134,9 @@ def base_form(source: Source) -> Source:
     name, revision = source.name, source.revision
     if isinstance(base, dict) and isinstance(base.get("name"), str):
         name, revision = base["name"], base.get("revision")
-    config = {key: value for key, value in source.config.items() if key not in BAKED_KEYS}
-    return replace(
-        source,
-        name=name,
-        revision=revision,
-        config={"model_type": source.family.base_model_type, "architectures": [source.architecture], **config},
-        factors=None,
-    )
+    config = {**source.config, "model_type": source.family.base_model_type, "architectures": [source.architecture]}
+    del config["auto_map"], config["layer_rope_scaling"]
+    return replace(source, name=name, revision=revision, config=config, factors=None)
 
 
 def user_path(name: Path | str) -> Path:

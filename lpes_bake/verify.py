@@ -22,7 +22,6 @@ from lpes_bake.factors import load_factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import FAMILIES, Family
 from lpes_bake.source import (
-    BAKED_KEYS,
     INDEX_FILE,
     SINGLE_FILE,
     WEIGHT_SUFFIXES,
@@ -39,6 +38,8 @@ from lpes_bake.source import (
 
 Status = Literal["pass", "fail", "skip"]
 
+# What the bake writes into config.json; all else in it is the base model's.
+BAKED_KEYS = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 REQUIRED_AUTO_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 # Loaders put these onto the model without being asked.

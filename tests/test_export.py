@@ -135,6 +135,56 @@ def test_rope_settings_stay_as_they_were_written(model: Path, tmp_path: Path, ro
     assert {key: value for key, value in after.items() if key.startswith("rope_")} == rope
 
 
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        ...,
+        None,
+        {"rope_type": "default"},
+        {"type": "default"},
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "linear", "factor": 2.0},
+        {"type": "linear", "rope_type": "linear", "factor": 2.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 2048,
+        },
+    ],
+)
+def test_factors_divide_the_frequencies_of_every_spelling_of_rope(
+    model: Path, tmp_path: Path, scaling: Any, theta: float
+) -> None:
+    """In the layout of transformers 4, and in that of 5."""
+    import torch
+    from transformers import AutoModel
+
+    from lpes_bake.loading import load_model
+    from lpes_bake.modeling.layer_rope_scaling import layer_tables
+
+    positions = torch.arange(300)[None]
+    new = {"rope_type": "default", **({} if scaling is ... or scaling is None else scaling), "rope_theta": theta}
+    new["rope_type"] = new.pop("type", new["rope_type"])
+    layouts = {"old": {"rope_theta": theta, "rope_scaling": scaling}, "new": {"rope_parameters": new}}
+    for name, rope in layouts.items():
+        edit_rope(model, **rope)
+        out = bake(open_source(str(model)), FACTORS, tmp_path / name).out
+        if name == "old":  # which transformers 4 reads too
+            base = AutoModel.from_pretrained(model).rotary_emb
+        baked = load_model(open_source(str(out), baked=True), torch.device("cpu"), torch.float32).model.rotary_emb
+        shared = baked(torch.zeros(1), positions)
+        for layer, factor in enumerate(LIST):
+            cos, _ = layer_tables(shared, layer, torch.float32)
+            angles = positions[0, :, None] * (base.inv_freq / factor)
+            assert torch.allclose(cos[0, :, :16], angles.cos() * base.attention_scaling, atol=1e-4)
+    plain = scaling in (..., None) or "default" in scaling.values()
+    assert np.allclose(base.inv_freq, theta ** -(np.arange(0, 32, 2) / 32), rtol=1e-5) == plain
+
+
 def test_a_stranger_loads_what_the_search_scored(tiny_llama: Path, tmp_path: Path) -> None:
     import torch
 
@@ -200,6 +250,10 @@ def test_every_file_that_makes_up_the_model_rides_along_and_no_other(model: Path
         "tokenizer.model": "sp",
         "added_tokens.json": "{}",
         "chat_template.jinja": "{{ x }}",
+        "additional_chat_templates/rag.jinja": "{{ y }}",
+        "vocab.json": "{}",
+        "merges.txt": "#version: 0.2",
+        "special_tokens_map.json": "{}",
         # Loading and saving this one raises: it must never go through transformers.
         "generation_config.json": '{"temperature": 0.9, "top_p": 0.6}',
         ".gitattributes": "*.safetensors filter=lfs",

@@ -44,12 +44,15 @@ def command(
 ) -> None:
     """Write MODEL with FACTORS to the directory OUT, as a checkpoint that anyone can load.
 
-    MODEL is a local directory, a name on the Hub, or a GGUF file of a Llama or Qwen2. FACTORS is factors.json, the directory of a search
-    or of another baked checkpoint, or a bare list of numbers (JSON, or one a line).
+    MODEL is a local directory, a name on the Hub, or a GGUF file of a Llama or Qwen2. FACTORS is
+    factors.json, the directory of a search or of another baked checkpoint, or a bare list of numbers
+    (JSON, or one a line).
 
     OUT gets MODEL's own files byte for byte, config.json with the factors, the Python files that apply
     them, and a model card. Pickled weights (pytorch_model.bin) are converted to safetensors, one file at a
-    time; nothing but plain tensors is ever unpickled. A GGUF file is dequantised, in memory. OUT appears at the end, whole; a bake that fails leaves nothing behind.
+    time; nothing but plain tensors is ever unpickled. A GGUF file is dequantised, in memory.
+
+    OUT appears at the end, whole; a bake that fails leaves nothing behind.
     """
     from rich.console import Console
 
