@@ -46,7 +46,7 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     dtype, tensors = inspect(gguf)
     where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, torch_dtype=dtype, **where)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, torch_dtype=dtype, **where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **where)
     except Exception as error:  # many kinds, from many libraries
         raise InputError(f"{gguf} cannot be read by transformers: {' '.join(str(error).split())[:300]}") from error

@@ -41,7 +41,7 @@ def pickle_weights(model: Path, shards: int = 1) -> dict[str, torch.Tensor]:
     if shards == 1:
         torch.save(tensors, model / "pytorch_model.bin")
         return tensors
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(shards):
         name = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin"
         part = {key: tensors[key] for key in sorted(tensors)[number::shards]}
@@ -381,7 +381,7 @@ def test_an_adapter_says_how_it_is_merged(model: Path, tmp_path: Path, factors_f
     from transformers import AutoModelForCausalLM
 
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
-    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.save_pretrained(str(tmp_path / "adapter"))
     code, output = export(tmp_path / "adapter", factors_file, tmp_path / "out")
     assert (code, len(output.strip().splitlines())) == (2, 1)
     assert "merge_and_unload" in output
@@ -410,7 +410,9 @@ def write_gguf(model: Path, architecture: str, path: Path, *, rope_freqs: bool =
             # llama.cpp's Llama rotates neighbouring rows, transformers' the two halves of a head.
             count = heads if "q_proj" in name else kv_heads
             array = array.reshape(count, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), array)
+        there = names.get_name(name, (".weight", ".bias"))
+        assert there is not None
+        writer.add_tensor(there, array)
     if rope_freqs:
         writer.add_tensor("rope_freqs.weight", torch.ones(16).numpy())
     vocab = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
