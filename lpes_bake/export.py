@@ -24,7 +24,16 @@ from typing import Any, Literal
 from lpes_bake.card import auto_class, is_hub_name, model_card
 from lpes_bake.factors import Factors, base_facts, check_factors
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import INDEX_FILE, WEIGHT_SUFFIXES, Source, read_header, read_json, user_path, weight_files
+from lpes_bake.source import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    WEIGHT_SUFFIXES,
+    Source,
+    read_header,
+    read_json,
+    user_path,
+    weight_files,
+)
 
 Weights = Literal["copy", "hardlink", "symlink"]
 Way = Literal["copy", "hardlink", "symlink", "mark", "convert"]
@@ -197,7 +206,7 @@ def survey(source: Source, used: Collection[Path]) -> tuple[list[str], dict[str,
                 continue
             if name in foreign:
                 left_out[full] = "weights that transformers does not load"
-            elif name.endswith(".index.json") and (full != INDEX_FILE or len(used) == 1):
+            elif name.endswith(".index.json") and (full != INDEX_FILE or source.path / SINGLE_FILE in used):
                 left_out[full] = "an index of weights that are not in the bake"
             elif name.endswith(".py"):
                 left_out[full] = "code that nothing refers to"

@@ -135,7 +135,7 @@ def base_form(source: Source) -> Source:
     if isinstance(base, dict) and isinstance(base.get("name"), str):
         name, revision = base["name"], base.get("revision")
     config = {**source.config, "model_type": source.family.base_model_type, "architectures": [source.architecture]}
-    del config["auto_map"], config["layer_rope_scaling"]
+    config = {key: value for key, value in config.items() if key not in ("auto_map", "layer_rope_scaling")}
     return replace(source, name=name, revision=revision, config=config, factors=None)
 
 
@@ -376,10 +376,11 @@ def indexed_files(index: Path) -> dict[Path, set[str]]:
     weight_map = read_json(index, str(index.parent)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index} has no weight_map that says which file holds which tensor")
+    suffix = ".bin" if index.name == PICKLED_INDEX_FILE else ".safetensors"
     tensors: dict[str, set[str]] = {}
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or not is_inside(shard):
-            raise InputError(f"{index} names {shard!r}, which is not a file inside the directory")
+        if not isinstance(shard, str) or not is_inside(shard) or not shard.endswith(suffix):
+            raise InputError(f"{index} names {shard!r}, which is not a {suffix} file inside the directory")
         tensors.setdefault(shard, set()).add(tensor)
     files: dict[Path, set[str]] = {}
     for shard, wanted in sorted(tensors.items()):

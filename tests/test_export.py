@@ -26,9 +26,9 @@ from lpes_bake.export import Weights, bake
 from lpes_bake.factors import Factors, base_facts, load_factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import family_of
-from lpes_bake.source import open_source
+from lpes_bake.source import open_source, weight_files
 from tests.conftest import write_tiny
-from tests.test_source import COMMIT, cached_tree, edit_config, edit_rope, shard
+from tests.test_source import COMMIT, cached_tree, edit_config, edit_rope, shard, write_index
 
 LIST = (0.25, 4.0, 1.0, 2.0)
 FACTORS = Factors(LIST)
@@ -299,6 +299,14 @@ def test_shards_in_use_ride_along_and_others_do_not(model: Path, tmp_path: Path)
     assert found == set(weight_map.values())
     assert set(result.left_out) == {"old.safetensors"}
     assert "model.safetensors.index.json" in result.files
+
+
+def test_an_index_of_one_file_rides_along(model: Path, tmp_path: Path) -> None:
+    names = weight_files(model)[model / "model.safetensors"]
+    (model / "model.safetensors").rename(model / "a.safetensors")
+    write_index(model, dict.fromkeys(names, "a.safetensors"))
+    out = bake(open_source(str(model)), FACTORS, tmp_path / "out").out
+    assert set(weight_files(out)) == {out / "a.safetensors"}
 
 
 def test_tied_and_untied_heads_stay_as_they_are(tmp_path: Path) -> None:

@@ -370,6 +370,7 @@ def test_a_baked_directory_is_baked_again_only_when_asked(model: Path, tmp_path:
 def test_a_baked_directory_without_its_record_can_be_baked_again(model: Path, tmp_path: Path) -> None:
     out = bake(open_source(str(model)), FACTORS, tmp_path / "first").out
     (out / "factors.json").unlink()
+    edit_config(out, auto_map=...)
     source = base_form(open_source(str(out), baked=True))
     assert (source.name, source.factors) == ("first", None)
     bake(source, FACTORS, tmp_path / "again")

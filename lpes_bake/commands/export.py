@@ -56,7 +56,7 @@ def command(
     """
     from rich.console import Console
 
-    from lpes_bake.export import bake
+    from lpes_bake.export import bake, check_place
     from lpes_bake.factors import load_factors
     from lpes_bake.source import base_form, open_source, user_path
 
@@ -66,7 +66,8 @@ def command(
         if model.endswith(".gguf") and user_path(model).is_file():
             from lpes_bake.gguf_source import open_gguf
 
-            source = stack.enter_context(open_gguf(user_path(model), out))
+            check_place(user_path(model), user_path(out), overwrite)
+            source = stack.enter_context(open_gguf(user_path(model), user_path(out)))
             weights = "hardlink"
         else:
             source = open_source(model, revision=revision, baked=rebake)
