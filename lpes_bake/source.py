@@ -441,7 +441,8 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
     elif architecture.endswith("ForCausalLM") and config.get("tie_word_embeddings") is False:
         wanted.append("lm_head.")
     missing = [f"{prefix}weight" for prefix in wanted if not any(name.startswith(prefix) for name in names)]
-    layers: dict[int, set[str]] = {layer: set() for layer in range(num_layers(config, where))}
+    # Fewer tensors than layers are too few, however many layers a broken config claims.
+    layers: dict[int, set[str]] = {layer: set() for layer in range(min(num_layers(config, where), len(names)))}
     for name in names:
         match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
         if match and int(match[1]) in layers:

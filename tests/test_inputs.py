@@ -320,6 +320,8 @@ def test_weights_that_lack_a_tensor_are_refused_and_caught(model: Path, tmp_path
     fewer = {name: one for name, one in load_file(out / "model.safetensors").items() if "layers.3." not in name}
     save_file({**fewer, lost: torch.ones(4)}, model / "model.safetensors", metadata={"format": "pt"})
     assert "lacks layers.3." in error(model)
+    edit_config(model, num_hidden_layers=10**15)
+    assert "lacks layers.3." in error(model)
 
 
 def test_a_bare_model_needs_no_head(model: Path, tmp_path: Path) -> None:
