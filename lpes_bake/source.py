@@ -435,10 +435,7 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
     if not names:
         return
     wanted = ["embed_tokens.", "norm."]
-    architecture = architecture_of(config, where)
-    if architecture.endswith("ForSequenceClassification"):
-        wanted.append("score.")
-    elif architecture.endswith("ForCausalLM") and config.get("tie_word_embeddings") is False:
+    if architecture_of(config, where).endswith("ForCausalLM") and config.get("tie_word_embeddings") is False:
         wanted.append("lm_head.")
     missing = [f"{prefix}weight" for prefix in wanted if not any(name.startswith(prefix) for name in names)]
     # Fewer tensors than layers are too few, however many layers a broken config claims.
