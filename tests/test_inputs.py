@@ -221,6 +221,14 @@ def test_what_is_pickled_is_scored_as_what_is_not(model: Path, tiny_llama: Path)
     assert torch.equal(logits(model, LIST), logits(tiny_llama, LIST))
 
 
+def test_a_pickle_that_would_run_code_is_not_scored(model: Path, tmp_path: Path) -> None:
+    tensors = pickle_weights(model)
+    torch.save({**tensors, "x": Trap(tmp_path / "it ran")}, model / "pytorch_model.bin")
+    with pytest.raises(InputError, match="model cannot be loaded"):
+        logits(model)
+    assert not (tmp_path / "it ran").exists()
+
+
 def test_a_pickle_in_a_cached_tree_bakes_to_plain_files(model: Path, tmp_path: Path) -> None:
     tensors = pickle_weights(model, 2)
     result = bake(open_source(str(cached_tree(model, tmp_path / "hub"))), FACTORS, tmp_path / "out", weights="hardlink")
