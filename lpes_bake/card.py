@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,15 +75,18 @@ def card_metadata(source: Source, base_model: str) -> str:
 
 
 def base_metadata(source: Source) -> dict[str, Any]:
-    """License, language and task of the base model's own card, where it has a readable one."""
-    from huggingface_hub import ModelCard
+    """License, language and task of the base model's own card, where it has a readable one.
+
+    Not through the Hub's ModelCard: its import takes longer than a bake.
+    """
+    import yaml  # type: ignore[import-untyped]
 
     try:
-        card = ModelCard((source.path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
-        found: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
-    except Exception:  # no card, or one that YAML's parser or the Hub's classes of metadata object to
+        block = re.match(r"\s*---\n(.*?)\n---", (source.path / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+        found = yaml.safe_load(block[1]) if block else None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # no card, or one that is not text or not YAML
         return {}
-    return {key: found[key] for key in CARRIED if is_text(found.get(key))}
+    return {key: found[key] for key in CARRIED if is_text(found.get(key))} if isinstance(found, dict) else {}
 
 
 def is_text(value: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Baking: writing a checkpoint that loads anywhere, from a base model and its factors. Imports no torch.
+"""Baking: writing a checkpoint that loads anywhere, from a base model and its factors.
 
-No tensor is read. Weights are cloned as files, config.json gets the factors and the names of the
-classes that apply them, and everything else that makes up the source is carried over byte for byte.
+No tensor is read and no torch imported, unless the weights are pickled. They are cloned as files,
+config.json gets the factors and the names of the classes that apply them, and everything else that
+makes up the source is carried over byte for byte.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import importlib.resources
 import json
 import os
 import shutil
+import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,22 +24,34 @@ from typing import Any, Literal
 from lpes_bake.card import auto_class, is_hub_name, model_card
 from lpes_bake.factors import Factors, base_facts, check_factors
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import INDEX_FILE, SINGLE_FILE, WEIGHT_SUFFIXES, Source, read_json, user_path, weight_files
+from lpes_bake.source import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    WEIGHT_SUFFIXES,
+    Source,
+    read_header,
+    read_json,
+    user_path,
+    weight_files,
+)
 
 Weights = Literal["copy", "hardlink", "symlink"]
+Way = Literal["copy", "hardlink", "symlink", "mark", "convert"]
 
 # Linux: _IOW(0x94, 9, int). The new file shares its blocks with the old one until one of them changes.
 FICLONE = 0x40049409
 # Room for config.json, the card and what the file system needs besides.
 SPARE_BYTES = 4 << 20
+COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Baked:
     """What a bake did.
 
-    files: name → how it came to be (written, copied, cloned, hardlinked, symlinked). left_out: files
-    of the source that do not belong into a baked checkpoint → why.
+    files: name → how it came to be (written, copied, cloned, hardlinked, symlinked; marked: copied
+    with a header that says "pt"; converted from a pickle). left_out: files of the source that do not
+    belong into a baked checkpoint → why.
     """
 
     out: Path
@@ -65,7 +79,8 @@ def bake(
 ) -> Baked:
     """Write `source` with `factors` to the directory `out`, whole or not at all.
 
-    weights: "copy" clones where the file system can. overwrite: replace what is at `out`. base_model:
+    weights: "copy" clones where the file system can; files that cannot stay as they are (pickles, or
+    without the mark of PyTorch's) are written anew whatever it says. overwrite: replace what is at `out`. base_model:
     the Hub name for the card, when the source's own name is not it. notify: told each file's name
     before it is copied. Raises InputError before anything is written, and for a disk that fills up.
     """
@@ -77,6 +92,7 @@ def bake(
     used = weight_files(source.path)
     carried, left_out = survey(source, used)
     check_apart(source.path, carried, out)
+    ways = {name: way_of(source.path / name, used, weights) for name in carried}
     base_model = base_model or source.name
     known = factors.base if factors.base and factors.base.get("name") else base_facts(source)
     record = replace(factors, base=known)
@@ -89,11 +105,16 @@ def bake(
     files: dict[str, str] = {}
     try:
         with replacing(target) as scratch:
-            check_space(source.path, carried, used, weights, scratch)
-            for name in carried:
-                notify(name)
-                linked = weights if source.path / name in used else "copy"
-                files[name] = transfer(source.path / name, scratch / name, linked)
+            check_space(source.path, ways, scratch)
+            for name, way in ways.items():
+                if way != "convert":
+                    notify(name)
+                    files[name] = transfer(source.path / name, scratch / name, way)
+            pickles = {source.path / name: used[source.path / name] for name in ways if ways[name] == "convert"}
+            if pickles:
+                from lpes_bake.convert import convert_pickles
+
+                files |= dict.fromkeys(convert_pickles(pickles, scratch, source.config, notify), "converted")
             shipped = importlib.resources.files("lpes_bake.modeling")
             for name in source.family.files:
                 (scratch / name).write_bytes((shipped / name).read_bytes())
@@ -156,7 +177,7 @@ def check_apart(base: Path, carried: list[str], out: Path) -> None:
             raise InputError(f"{out} holds {name} of the source, behind a link: choose another place")
 
 
-def survey(source: Source, used: list[Path]) -> tuple[list[str], dict[str, str]]:
+def survey(source: Source, used: Collection[Path]) -> tuple[list[str], dict[str, str]]:
     """The names of the files to carry over, and what is left out with the reason.
 
     All files ride along, in subfolders too, but for: weights that transformers does not load, with the
@@ -185,8 +206,8 @@ def survey(source: Source, used: list[Path]) -> tuple[list[str], dict[str, str]]
                 continue
             if name in foreign:
                 left_out[full] = "weights that transformers does not load"
-            elif name.endswith(".index.json") and (full != INDEX_FILE or used == [source.path / SINGLE_FILE]):
-                left_out[full] = "an index of weights that transformers does not load"
+            elif name.endswith(".index.json") and (full != INDEX_FILE or source.path / SINGLE_FILE in used):
+                left_out[full] = "an index of weights that are not in the bake"
             elif name.endswith(".py"):
                 left_out[full] = "code that nothing refers to"
             elif (here / name).is_file():
@@ -239,13 +260,22 @@ def swap(scratch: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def check_space(base: Path, names: list[str], used: list[Path], weights: Weights, scratch: Path) -> None:
-    """InputError when the files to copy do not fit on the disk. Clones and links need no room."""
+def way_of(path: Path, used: Collection[Path], weights: Weights) -> Way:
+    """How a file of the source gets into the bake."""
+    if path not in used:
+        return "copy"
+    if path.suffix == ".bin":
+        return "convert"
+    return weights if "format" in read_header(path).metadata else "mark"
+
+
+def check_space(base: Path, ways: Mapping[str, Way], scratch: Path) -> None:
+    """InputError when the files to write do not fit on the disk. Clones and links need no room."""
     probe = scratch / ".probe"
     clones = clone(base / "config.json", probe)
     probe.unlink(missing_ok=True)
-    copied = [] if clones else [base / name for name in names if weights == "copy" or base / name not in used]
-    needed = sum(path.stat().st_size for path in copied) + SPARE_BYTES
+    written = ("mark", "convert") if clones else ("copy", "mark", "convert")
+    needed = sum((base / name).stat().st_size for name, way in ways.items() if way in written) + SPARE_BYTES
     free = shutil.disk_usage(scratch).free
     if needed > free:
         raise InputError(
@@ -254,13 +284,13 @@ def check_space(base: Path, names: list[str], used: list[Path], weights: Weights
         )
 
 
-def transfer(old: Path, new: Path, how: Weights) -> str:
+def transfer(old: Path, new: Path, way: Way) -> str:
     """Bring one file over; says how that was done. Links in the source are followed."""
     new.parent.mkdir(parents=True, exist_ok=True)
-    if how == "symlink":
+    if way == "symlink":
         new.symlink_to(old.resolve())
         return "symlinked"
-    if how == "hardlink":
+    if way == "hardlink":
         try:
             new.hardlink_to(old.resolve())
         except OSError as error:
@@ -270,10 +300,25 @@ def transfer(old: Path, new: Path, how: Weights) -> str:
                 ) from error
             raise
         return "hardlinked"
+    if way == "mark":
+        mark(old, new)
+        return "marked"
     if clone(old, new):
         return "cloned"
     shutil.copyfile(old, new)
     return "copied"
+
+
+def mark(old: Path, new: Path) -> None:
+    """Copy a safetensors file with a header that says that it is PyTorch's: some loaders refuse it without."""
+    header = read_header(old)
+    entries = {"__metadata__": {**header.metadata, "format": "pt"}, **header.tensors}
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes, as the safetensors library has it
+    with old.open("rb") as source, new.open("wb") as target:
+        target.write(struct.pack("<Q", len(text)) + text)
+        source.seek(header.start)
+        shutil.copyfileobj(source, target, COPY_BYTES)
 
 
 def clone(old: Path, new: Path) -> bool:

@@ -6,6 +6,7 @@ torch and transformers are imported inside functions only.
 from __future__ import annotations
 
 import importlib
+from pickle import UnpicklingError
 from typing import Any
 
 from lpes_bake.search.errors import InputError
@@ -50,7 +51,7 @@ def load_model(
         modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
         model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
         return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, ImportError, EOFError, UnpicklingError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{source.name} cannot be loaded on {device}: {first_line(error)}") from error

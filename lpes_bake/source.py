@@ -1,7 +1,8 @@
 """Reading a source checkpoint: finding it, and refusing early what cannot work. Imports no torch.
 
 Everything here looks at config.json, at file names and at the headers of safetensors files; no tensor
-is read. A model on the Hub is judged by its config.json before its weights are downloaded.
+is read, so a large model takes no longer than a small one. A model on the Hub is judged by its
+config.json before its weights are downloaded.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +24,10 @@ from lpes_bake.search.families import FAMILIES, Family, family_of
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLED_FILE = "pytorch_model.bin"
+PICKLED_INDEX_FILE = "pytorch_model.bin.index.json"
+# Before it, what torch.load(weights_only=True) refuses to run could be run all the same (CVE-2025-32434).
+SAFE_TORCH = (2, 6)
 
 # Endings of files that hold weights, whatever their format. Pickles (.bin, .pt, …) among them: they
 # can run code when they are loaded.
@@ -43,6 +50,9 @@ ROPE_TYPES = {
 
 # The safetensors library itself refuses longer headers.
 MAX_HEADER_BYTES = 100_000_000
+
+# Positive numbers that float32, in which models hold their factors, knows to its full precision.
+FLOAT32_RANGE = (1.1754943508222875e-38, 3.4028234663852886e38)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
         config = read_config(path, model)
         family = check_config(config, model, baked=baked)
     elif path.exists():
-        raise InputError(f"{model} is a file, not a directory: give the directory that holds config.json")
+        hint = " (a .gguf file can only be exported)" if path.suffix == ".gguf" else ""
+        raise InputError(f"{model} is a file, not a directory: give the directory that holds config.json{hint}")
     elif looks_like_path(model):
         raise InputError(f"{model}: no such directory")
     else:
@@ -105,10 +116,27 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
         path = Path(fetch_snapshot(model, commit))
     factors = config.get("layer_rope_scaling") if config["model_type"] == family.model_type else None
     source = Source(name, path, commit, config, family, factors)
-    weight_files(source.path)
+    check_complete(set().union(*weight_files(path).values()), config, model)
     if (source.path / "adapter_config.json").is_file():
         raise InputError(f"{model} holds an adapter, which loaders put onto the model: merge it or move it away")
     return source
+
+
+def base_form(source: Source) -> Source:
+    """The base model that a baked directory was made from, in the same files: a bake leaves the weights as they are.
+
+    A base model is returned as it is.
+    """
+    if source.factors is None:
+        return source
+    record = source.path / "factors.json"
+    base = read_json(record, source.name).get("base") if record.is_file() else None
+    name, revision = source.name, source.revision
+    if isinstance(base, dict) and isinstance(base.get("name"), str):
+        name, revision = base["name"], base.get("revision")
+    config = {**source.config, "model_type": source.family.base_model_type, "architectures": [source.architecture]}
+    config = {key: value for key, value in config.items() if key not in ("auto_map", "layer_rope_scaling")}
+    return replace(source, name=name, revision=revision, config=config, factors=None)
 
 
 def user_path(name: Path | str) -> Path:
@@ -149,14 +177,17 @@ def fetch_config(model: str, revision: str | None) -> str:
 
 
 def fetch_snapshot(model: str, commit: str) -> str:
-    """Download the rest at that commit, leaving out weights in other formats than safetensors."""
+    """Download the rest at that commit: safetensors weights or, where there are none, pickled ones."""
     from huggingface_hub import snapshot_download
 
     others = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
     # Copies of the whole model for other programs; Mistral's and Meta's own layouts.
     others += ["original/*", "consolidated*.safetensors"]
     try:
-        return str(snapshot_download(model, revision=commit, ignore_patterns=others))
+        folder = str(snapshot_download(model, revision=commit, ignore_patterns=others))
+        if not any((Path(folder) / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+            snapshot_download(model, revision=commit, allow_patterns="pytorch_model*.bin")
+        return folder
     except Exception as error:
         raise hub_error(error, model, commit) from error
 
@@ -175,7 +206,7 @@ def hub_error(error: Exception, model: str, revision: str | None) -> InputError:
     elif isinstance(error, errors.LocalEntryNotFoundError):
         why = "is not a local directory, and the Hub cannot be reached and its cache here does not hold it all"
     elif isinstance(error, errors.EntryNotFoundError):
-        why = "has no config.json on the Hub: not a transformers checkpoint"
+        why = "has no config.json on the Hub: not a transformers checkpoint (an adapter is merged into its base first)"
     elif isinstance(error, errors.HFValidationError):
         why = "is neither a local directory nor a valid Hub name"
     else:
@@ -314,8 +345,10 @@ def check_list(factors: Any, where: str, num_hidden_layers: int | None = None) -
     if not isinstance(factors, (list, tuple)) or not factors:
         raise InputError(f"{where}: layer_rope_scaling must be a list of numbers, one a layer; got {factors!r}")
     for layer, factor in enumerate(factors):
-        if not is_number(factor) or not 0 < factor < float("inf"):
-            raise InputError(f"{where}: factors must be positive finite numbers; layer {layer} has {factor!r}")
+        if not is_number(factor) or not FLOAT32_RANGE[0] <= factor <= FLOAT32_RANGE[1]:
+            raise InputError(
+                f"{where}: factors must be positive numbers within float32's range; layer {layer} has {factor!r}"
+            )
     if num_hidden_layers is not None and len(factors) != num_hidden_layers:
         raise InputError(
             f"{where}: {len(factors)} factors for a model of {num_hidden_layers} layers; one a layer needed"
@@ -323,29 +356,100 @@ def check_list(factors: Any, where: str, num_hidden_layers: int | None = None) -
     return tuple(float(factor) for factor in factors)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files that a loader reads, checked header by header.
+def weight_files(path: Path) -> dict[Path, set[str]]:
+    """The files of weights that a loader reads, and the names of the tensors in each.
 
-    Like transformers, takes model.safetensors where it exists and the index else.
+    Like transformers, takes model.safetensors where it exists, then its index, then pytorch_model.bin,
+    then that one's index. safetensors files are checked header by header; of a pickle no more is known
+    than what an index says about it.
     """
-    if (path / SINGLE_FILE).is_symlink() or (path / SINGLE_FILE).exists():
-        read_header(path / SINGLE_FILE)
-        return [path / SINGLE_FILE]
-    if not (path / INDEX_FILE).is_file():
-        raise InputError(no_weights(path))
-    weight_map = read_json(path / INDEX_FILE, str(path)).get("weight_map")
+    for single, index in ((SINGLE_FILE, INDEX_FILE), (PICKLED_FILE, PICKLED_INDEX_FILE)):
+        if (path / single).is_symlink() or (path / single).exists():
+            return {path / single: file_tensors(path / single)}
+        if (path / index).is_file():
+            return indexed_files(path / index)
+    raise InputError(no_weights(path))
+
+
+def indexed_files(index: Path) -> dict[Path, set[str]]:
+    """The files that an index names, with their tensors."""
+    weight_map = read_json(index, str(index.parent)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path / INDEX_FILE} has no weight_map that says which file holds which tensor")
+        raise InputError(f"{index} has no weight_map that says which file holds which tensor")
+    suffix = ".bin" if index.name == PICKLED_INDEX_FILE else ".safetensors"
     tensors: dict[str, set[str]] = {}
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or not is_inside(shard):
-            raise InputError(f"{path / INDEX_FILE} names {shard!r}, which is not a file inside the directory")
+        if not isinstance(shard, str) or not is_inside(shard) or not shard.endswith(suffix):
+            raise InputError(f"{index} names {shard!r}, which is not a {suffix} file inside the directory")
         tensors.setdefault(shard, set()).add(tensor)
+    files: dict[Path, set[str]] = {}
     for shard, wanted in sorted(tensors.items()):
-        missing = wanted - read_header(path / shard)
-        if missing:
-            raise InputError(f"{path / INDEX_FILE} looks for {min(missing)} in {shard}, which does not hold it")
-    return [path / shard for shard in sorted(tensors)]
+        found = file_tensors(index.parent / shard) or wanted
+        if wanted - found:
+            raise InputError(f"{index} looks for {min(wanted - found)} in {shard}, which does not hold it")
+        files[index.parent / shard] = found
+    return files
+
+
+def file_tensors(path: Path) -> set[str]:
+    """The names of a safetensors file's tensors; none of a pickle, which would have to be loaded."""
+    if path.suffix == ".bin":
+        check_pickle(path)
+        return set()
+    header = read_header(path)
+    made_by = header.metadata.get("format", "pt")
+    if made_by != "pt":
+        raise InputError(f"{path} says that it holds weights for {made_by!r}, not PyTorch's: save it from PyTorch")
+    return set(header.tensors)
+
+
+def check_pickle(path: Path) -> None:
+    """InputError for a pickle that is broken at first sight, or that the torch at hand cannot load safely."""
+    installed = version("torch")
+    if tuple(int(number) for number in re.findall(r"\d+", installed)[:2]) < SAFE_TORCH:
+        raise InputError(f"{path} is a pickle, which torch {installed} cannot load safely: install torch 2.6 or newer")
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    check_pointer(path, prefix)
+    if prefix.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is truncated: fetch it again")
+
+
+def check_pointer(path: Path, prefix: bytes) -> None:
+    """InputError for a file of weights that git has not fetched."""
+    if prefix == b"version ":
+        raise InputError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in that directory")
+
+
+def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str) -> None:
+    """InputError when weights lack tensors of the model, which loaders would make up at random.
+
+    Needs no list of a family's tensors: each layer must have what any layer has. No tensors at all are a
+    pickle's, of which nothing is known.
+    """
+    # Bare models' names lack the prefix; old Llama checkpoints hold a table that loaders compute.
+    names = {name.removeprefix("model.") for name in tensors if not name.endswith("rotary_emb.inv_freq")}
+    if not names:
+        return
+    wanted = ["embed_tokens.", "norm."]
+    if architecture_of(config, where).endswith("ForCausalLM") and config.get("tie_word_embeddings") is False:
+        wanted.append("lm_head.")
+    missing = [f"{prefix}weight" for prefix in wanted if not any(name.startswith(prefix) for name in names)]
+    # Fewer tensors than layers are too few, however many layers a broken config claims.
+    layers: dict[int, set[str]] = {layer: set() for layer in range(min(num_layers(config, where), len(names)))}
+    for name in names:
+        match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+        if match and int(match[1]) in layers:
+            # Of quantised linear maps some may be packed in several tensors and others left as they were.
+            part = re.sub(r"\.(weight.*|[^.]+)$", "", match[2]) if config.get("quantization_config") else match[2]
+            layers[int(match[1])].add(part)
+    every = set().union(*layers.values())
+    missing += [f"layers.{layer}.{part}" for layer, parts in layers.items() for part in sorted(every - parts)]
+    if missing or not every:
+        raise InputError(f"{where} lacks {missing[0] if missing else 'all layers'} in its weights: fetch it again")
 
 
 def is_inside(name: str) -> bool:
@@ -357,18 +461,26 @@ def is_inside(name: str) -> bool:
 def no_weights(path: Path) -> str:
     """Says that there are no usable weights, and what to do about those that are there."""
     names = sorted(file.name for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
-    if any(name.startswith("pytorch_model") for name in names):
-        return (
-            f"{path} has pickled weights only ({names[0]}): load it with transformers and save it again with "
-            "save_pretrained, which writes safetensors"
-        )
-    if names:
-        return f"{path} has no {SINGLE_FILE} and no {INDEX_FILE}; {names[0]} is not a format that can be baked"
-    return f"{path} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"
+    wanted = f"{path} has none of {SINGLE_FILE}, {INDEX_FILE}, {PICKLED_FILE}, {PICKLED_INDEX_FILE}"
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        return f"{wanted}; to bake {ggufs[0]}, give that file's own name"
+    return f"{wanted}; {names[0]} is not a format that can be baked" if names else f"{wanted}: it has no weights"
 
 
-def read_header(path: Path) -> set[str]:
-    """The names of the tensors in a safetensors file, whose header must account for every byte.
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says about itself.
+
+    tensors: name → its entry, with dtype, shape and data_offsets from `start`, a position in the file.
+    """
+
+    tensors: dict[str, dict[str, Any]]
+    metadata: dict[str, str]
+    start: int
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file, which must account for every byte of it.
 
     Layout: 8 bytes, the header's length as a little-endian integer; the header, JSON with each
     tensor's [begin, end) in the rest; the rest. https://huggingface.co/docs/safetensors
@@ -382,15 +494,14 @@ def read_header(path: Path) -> set[str]:
             header = file.read(length) if sane else b""
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if prefix == b"version ":
-        raise InputError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in that directory")
+    check_pointer(path, prefix)
     if not sane:
         raise InputError(f"{path} is not a safetensors file, or is truncated ({size} bytes): fetch it again")
     try:
         entries = parse_json(header)
-        metadata = entries.pop("__metadata__", None)
+        metadata = entries.pop("__metadata__", None) or {}
         spans = sorted(span_of(entry) for entry in entries.values())
-        if not isinstance(metadata, (dict, type(None))):
+        if not isinstance(metadata, dict):
             raise TypeError("the metadata is no object")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} has an unreadable safetensors header: fetch it again") from error
@@ -403,7 +514,7 @@ def read_header(path: Path) -> set[str]:
         end = stop
     if 8 + length + end != size:
         raise InputError(f"{path} is truncated or too long: {size} bytes where its header says {8 + length + end}")
-    return set(entries)
+    return Header(entries, metadata, 8 + length)
 
 
 def span_of(entry: Mapping[str, Any]) -> tuple[int, int]:

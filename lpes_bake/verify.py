@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -27,9 +26,11 @@ from lpes_bake.source import (
     SINGLE_FILE,
     WEIGHT_SUFFIXES,
     Source,
+    check_complete,
     check_list,
     num_layers,
     read_config,
+    read_header,
     read_json,
     rope_settings,
     weight_files,
@@ -146,7 +147,7 @@ def static_checks(directory: Path, base: Source | None, doing: Doing = lambda wh
     yield run("factors", check_factors_field, config, directory)
     yield run("rope settings", check_rope, config, directory, base)
     yield run("python files", check_python_files, directory, family)
-    yield run("weights", check_weights, directory)
+    yield run("weights", check_weights, config, directory)
     yield run("model card", check_card, directory)
     if base is None:
         yield Check("base config", "skip", "not compared: no --base given")
@@ -277,12 +278,15 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
 
 
-def check_weights(directory: Path) -> str:
-    """The weights can be read, are marked as PyTorch's, and nothing else could be taken for them."""
+def check_weights(config: Mapping[str, Any], directory: Path) -> str:
+    """The weights can be read, are whole and marked as PyTorch's, and nothing else could be taken for them."""
     used = weight_files(directory)
     for path in used:
-        if read_places(path)[1].get("format") != "pt":
+        if path.suffix == ".bin":
+            raise InputError(f"{path.name} is a pickle: a baked checkpoint has safetensors")
+        if "format" not in read_header(path).metadata:
             raise InputError(f'{path.name} lacks the metadata {{"format": "pt"}}, and loaders refuse it')
+    check_complete(set().union(*used.values()), config, "the directory")
     for name in ADAPTER_FILES:
         if (directory / name).exists():
             raise InputError(f"{name}: loaders would put this adapter onto the baked model; remove it")
@@ -355,8 +359,14 @@ def check_base_files(directory: Path, base: Source) -> str:
 
 def check_base_weights(directory: Path, base: Source) -> str:
     """Every tensor is the base model's, byte for byte, however they are spread over files."""
-    ours, theirs = weight_files(directory), weight_files(base.path)
+    ours, theirs = list(weight_files(directory)), list(weight_files(base.path))
     same_names = [path.name for path in ours] == [path.name for path in theirs]
+    if any(path.suffix == ".bin" for path in theirs):
+        from lpes_bake.convert import check_converted
+
+        places = {name: place.path for name, place in all_places(ours).items()}
+        check_converted(theirs, places, base.config)
+        return f"{len(places)} tensors equal those in {base.name}'s pickled weights, to the bit"
     if same_names and all(same_file(a, b) for a, b in zip(ours, theirs, strict=True)):
         return f"{len(ours)} file{'s' * (len(ours) > 1)} equal {base.name}'s, byte for byte"
     found, wanted = (all_places(paths) for paths in (ours, theirs))
@@ -383,23 +393,15 @@ class Place:
     end: int
 
 
-def read_places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
-    """Tensors and metadata of a safetensors file that passed `weight_files`."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__", None) or {}
-    start = 8 + length
-    places = {
-        name: Place(path, entry["dtype"], tuple(entry["shape"]), *(start + offset for offset in entry["data_offsets"]))
-        for name, entry in header.items()
-    }
-    return places, metadata
-
-
-def all_places(paths: list[Path]) -> dict[str, Place]:
-    """Tensors of several files."""
-    return {name: place for path in paths for name, place in read_places(path)[0].items()}
+def all_places(paths: Iterable[Path]) -> dict[str, Place]:
+    """Tensors of several safetensors files."""
+    places = {}
+    for path in paths:
+        header = read_header(path)
+        for name, entry in header.tensors.items():
+            begin, end = (header.start + offset for offset in entry["data_offsets"])
+            places[name] = Place(path, entry["dtype"], tuple(entry["shape"]), begin, end)
+    return places
 
 
 def same_file(a: Path, b: Path) -> bool:

@@ -68,6 +68,9 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         if model_type == family.base_model_type:
             return family
         if model_type == family.model_type:
-            raise InputError(f"{where} is already baked (model_type {model_type!r}); give its base model instead")
+            raise InputError(
+                f"{where} is already baked (model_type {model_type!r}); give its base model instead, or export it "
+                "with --rebake"
+            )
     supported = ", ".join(family.base_model_type for family in FAMILIES)
     raise InputError(f"{where} has model_type {model_type!r}, which is not supported; supported: {supported}")

@@ -297,8 +297,9 @@ def test_weights_that_are_missing_are_not_made_up(tiny_llama: Path, tmp_path: Pa
     from safetensors.torch import load_file, save_file
 
     short = Path(shutil.copytree(tiny_llama, tmp_path / "short"))
+    baked = bake(open_source(str(short)), Factors(tuple(FACTORS)), tmp_path / "out").out
     tensors = load_file(short / "model.safetensors")
     del tensors["lm_head.weight"]
-    save_file(tensors, short / "model.safetensors", metadata={"format": "pt"})
-    for directory in (short, bake(open_source(str(short)), Factors(tuple(FACTORS)), tmp_path / "out").out):
+    for directory in (short, baked):
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         assert "lm_head.weight" in one_line(run(directory, "--task", KV))

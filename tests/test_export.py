@@ -26,9 +26,9 @@ from lpes_bake.export import Weights, bake
 from lpes_bake.factors import Factors, base_facts, load_factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import family_of
-from lpes_bake.source import open_source
+from lpes_bake.source import open_source, weight_files
 from tests.conftest import write_tiny
-from tests.test_source import COMMIT, cached_tree, edit_config, edit_rope, shard
+from tests.test_source import COMMIT, cached_tree, edit_config, edit_rope, shard, write_index
 
 LIST = (0.25, 4.0, 1.0, 2.0)
 FACTORS = Factors(LIST)
@@ -135,6 +135,56 @@ def test_rope_settings_stay_as_they_were_written(model: Path, tmp_path: Path, ro
     assert {key: value for key, value in after.items() if key.startswith("rope_")} == rope
 
 
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        ...,
+        None,
+        {"rope_type": "default"},
+        {"type": "default"},
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "linear", "factor": 2.0},
+        {"type": "linear", "rope_type": "linear", "factor": 2.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 2048,
+        },
+    ],
+)
+def test_factors_divide_the_frequencies_of_every_spelling_of_rope(
+    model: Path, tmp_path: Path, scaling: Any, theta: float
+) -> None:
+    """In the layout of transformers 4, and in that of 5."""
+    import torch
+    from transformers import AutoModel
+
+    from lpes_bake.loading import load_model
+    from lpes_bake.modeling.layer_rope_scaling import layer_tables
+
+    positions = torch.arange(300)[None]
+    new = {"rope_type": "default", **({} if scaling is ... or scaling is None else scaling), "rope_theta": theta}
+    new["rope_type"] = new.pop("type", new["rope_type"])
+    layouts = {"old": {"rope_theta": theta, "rope_scaling": scaling}, "new": {"rope_parameters": new}}
+    for name, rope in layouts.items():
+        edit_rope(model, **rope)
+        out = bake(open_source(str(model)), FACTORS, tmp_path / name).out
+        if name == "old":  # which transformers 4 reads too
+            base = AutoModel.from_pretrained(model).rotary_emb
+        baked = load_model(open_source(str(out), baked=True), torch.device("cpu"), torch.float32).model.rotary_emb
+        shared = baked(torch.zeros(1), positions)
+        for layer, factor in enumerate(LIST):
+            cos, _ = layer_tables(shared, layer, torch.float32)
+            angles = positions[0, :, None] * (base.inv_freq / factor)
+            assert torch.allclose(cos[0, :, :16], angles.cos() * base.attention_scaling, atol=1e-4)
+    plain = scaling in (..., None) or "default" in scaling.values()
+    assert np.allclose(base.inv_freq, theta ** -(np.arange(0, 32, 2) / 32), rtol=1e-5) == plain
+
+
 def test_a_stranger_loads_what_the_search_scored(tiny_llama: Path, tmp_path: Path) -> None:
     import torch
 
@@ -200,6 +250,10 @@ def test_every_file_that_makes_up_the_model_rides_along_and_no_other(model: Path
         "tokenizer.model": "sp",
         "added_tokens.json": "{}",
         "chat_template.jinja": "{{ x }}",
+        "additional_chat_templates/rag.jinja": "{{ y }}",
+        "vocab.json": "{}",
+        "merges.txt": "#version: 0.2",
+        "special_tokens_map.json": "{}",
         # Loading and saving this one raises: it must never go through transformers.
         "generation_config.json": '{"temperature": 0.9, "top_p": 0.6}',
         ".gitattributes": "*.safetensors filter=lfs",
@@ -207,8 +261,8 @@ def test_every_file_that_makes_up_the_model_rides_along_and_no_other(model: Path
     }
     left = {
         "pytorch_model.bin": "weights that transformers does not load",
-        "pytorch_model.bin.index.json": "an index of weights that transformers does not load",
-        "model.safetensors.index.json": "an index of weights that transformers does not load",
+        "pytorch_model.bin.index.json": "an index of weights that are not in the bake",
+        "model.safetensors.index.json": "an index of weights that are not in the bake",
         "model-Q4.gguf": "weights that transformers does not load",
         "consolidated.safetensors": "weights that transformers does not load",
         "leftover.py": "code that nothing refers to",
@@ -245,6 +299,14 @@ def test_shards_in_use_ride_along_and_others_do_not(model: Path, tmp_path: Path)
     assert found == set(weight_map.values())
     assert set(result.left_out) == {"old.safetensors"}
     assert "model.safetensors.index.json" in result.files
+
+
+def test_an_index_of_one_file_rides_along(model: Path, tmp_path: Path) -> None:
+    names = weight_files(model)[model / "model.safetensors"]
+    (model / "model.safetensors").rename(model / "a.safetensors")
+    write_index(model, dict.fromkeys(names, "a.safetensors"))
+    out = bake(open_source(str(model)), FACTORS, tmp_path / "out").out
+    assert set(weight_files(out)) == {out / "a.safetensors"}
 
 
 def test_tied_and_untied_heads_stay_as_they_are(tmp_path: Path) -> None:

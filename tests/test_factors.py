@@ -103,6 +103,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
     assert str(tmp_path / "factors.json") in error(tmp_path / "factors.json")
 
 
+@pytest.mark.parametrize("number", ["1e-320", "1e-39", "1e39", "-1e-9"])
+def test_factors_that_float32_does_not_hold_are_refused(tmp_path: Path, number: str) -> None:
+    """Models hold them in float32: 1e-320 would be 0 there, and every frequency infinite."""
+    (tmp_path / "f.json").write_text(f"[1.0, {number}]")
+    assert "float32" in error(tmp_path / "f.json") and "layer 1" in error(tmp_path / "f.json")
+
+
 def test_what_cannot_be_a_factors_file_is_refused(tmp_path: Path, tiny_llama: Path) -> None:
     assert "No such file" in error(tmp_path / "nothing")
     assert "neither" in error(tmp_path)

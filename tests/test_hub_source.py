@@ -42,6 +42,26 @@ def test_a_model_that_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_pickled_weights_are_downloaded_only_where_there_are_no_others(
+    hub: Hub, tiny_llama: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir() if path.suffix != ".safetensors"}
+    torch.save(load_file(tiny_llama / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    pickled = (tmp_path / "pytorch_model.bin").read_bytes()
+    others = dict.fromkeys(("training_args.bin", "original/pytorch_model.bin", "model.gguf"), b"x")
+    put(hub, "eve/old", {**files, **others, "pytorch_model.bin": pickled})
+    (tmp_path / "f.json").write_text("[0.25, 4, 1, 2]")
+    done = client(hub, tmp_path, "-m", "lpes_bake", "export", "eve/old", "f.json", "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not list((tmp_path / "out").glob("*.bin"))
+    fetched = {request.rpartition("/resolve/")[2].partition("/")[2] for request in hub.requests}
+    assert "pytorch_model.bin" in fetched and not fetched & set(others)
+
+
 def test_a_model_from_the_hub_is_baked_through_the_cache_and_its_commit_recorded(
     hub: Hub, tiny_llama: Path, tmp_path: Path
 ) -> None:

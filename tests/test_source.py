@@ -261,10 +261,10 @@ def test_an_index_must_name_files_and_tensors_that_are_there(model: Path) -> Non
 def test_no_usable_weights_gets_a_line_that_helps(model: Path) -> None:
     (model / "model.safetensors").unlink()
     assert "no weights" in error(model)
+    (model / "model.onnx").touch()
+    assert "model.onnx is not a format" in error(model)
     (model / "model.gguf").touch()
-    assert "model.gguf" in error(model)
-    (model / "pytorch_model.bin").touch()
-    assert "save_pretrained" in error(model)
+    assert "to bake model.gguf, give that file's own name" in error(model)
 
 
 def test_an_adapter_beside_the_model_is_refused(model: Path) -> None:

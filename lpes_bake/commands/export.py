@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -20,8 +21,9 @@ import click
     show_default=True,
     help="How the weights get there. copy costs no space either where the file system can clone files (btrfs, XFS). "
     "hardlink and symlink cost none anywhere, but are not the default: a later in-place save would change the base "
-    "model too, and symlinks break when it moves.",
+    "model too, and symlinks break when it moves. Weights that have to be converted are written anew in any case.",
 )
+@click.option("--rebake", is_flag=True, help="Take a baked MODEL for the base model that it was made from.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUT, whole.")
 @click.option(
     "--base-model",
@@ -35,28 +37,41 @@ def command(
     out: Path,
     revision: str | None,
     weights: str,
+    rebake: bool,
     overwrite: bool,
     base_model: str | None,
     as_json: bool,
 ) -> None:
     """Write MODEL with FACTORS to the directory OUT, as a checkpoint that anyone can load.
 
-    MODEL is a local directory or a name on the Hub. FACTORS is factors.json, the directory of a search
-    or of another baked checkpoint, or a bare list of numbers (JSON, or one a line).
+    MODEL is a local directory, a name on the Hub, or a GGUF file of a Llama or Qwen2. FACTORS is
+    factors.json, the directory of a search or of another baked checkpoint, or a bare list of numbers
+    (JSON, or one a line).
 
     OUT gets MODEL's own files byte for byte, config.json with the factors, the Python files that apply
-    them, and a model card. It appears at the end, whole; a bake that fails leaves nothing behind.
+    them, and a model card. Pickled weights (pytorch_model.bin) are converted to safetensors, one file at a
+    time; nothing but plain tensors is ever unpickled. A GGUF file is dequantised, in memory.
+
+    OUT appears at the end, whole; a bake that fails leaves nothing behind.
     """
     from rich.console import Console
 
-    from lpes_bake.export import bake
+    from lpes_bake.export import bake, check_place
     from lpes_bake.factors import load_factors
-    from lpes_bake.source import open_source
+    from lpes_bake.source import base_form, open_source, user_path
 
     found = load_factors(factors)
-    with Console(stderr=True).status("") as status:
+    with Console(stderr=True).status("") as status, ExitStack() as stack:
         status.update(f"reading {model}")
-        source = open_source(model, revision=revision)
+        if model.endswith(".gguf") and user_path(model).is_file():
+            from lpes_bake.gguf_source import open_gguf
+
+            check_place(user_path(model), user_path(out), overwrite)
+            source = stack.enter_context(open_gguf(user_path(model), user_path(out)))
+            weights = "hardlink"
+        else:
+            source = open_source(model, revision=revision, baked=rebake)
+            source = base_form(source)
         result = bake(
             source,
             found,
