@@ -205,7 +205,7 @@ class Study:
         mean − spread, the gradient is that of the positions which are worst and best for the best candidate so
         far.
         """
-        (start, stop), text = self._minibatch(), self._text_minibatch(race.paragraphs)
+        (start, stop), paragraphs = self._minibatch(), self._text_minibatch(race.paragraphs)
         self._minibatches += 1
         best = race.complete[self._ranking(race)[0].individual.factors]
         weights = [self.objective.position_weights(values) for values in best.values]
@@ -217,7 +217,7 @@ class Study:
             ]
             if self.objective.leash or self.objective.leash_kl:
                 prices = (self._price, self.objective.leash_kl)
-                units.append(Unit("gradient", "search", TEXT, *text, individual.factors, weights=prices))
+                units.append(Unit("gradient", "search", TEXT, *paragraphs, individual.factors, weights=prices))
             try:
                 results = self.ledger.results(units)
             except LimitReached as limit:
