@@ -1,4 +1,4 @@
-"""Layer-specific RoPE scaling (LPES): the config classes of this checkpoint and what its models share.
+"""Layer-specific RoPE scaling (LPES): the config of this checkpoint and what models of all families share.
 
 What this does: in decoder layer h, queries and keys of a token at position m are rotated as if it
 stood at m / s_h, where s = config.layer_rope_scaling holds one factor a layer:
@@ -12,19 +12,20 @@ Paper: "Mitigating Position Bias in Transformers via Layer-Specific Positional E
 arXiv 2606.27705.
 
 How to get the base model back: set every factor in config.json to 1.0, or load the directory with
-the base model's own class (LlamaForCausalLM, Qwen2ForCausalLM): the weights are untouched.
+the base model's own class (LlamaForCausalLM and its like): the weights are untouched.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import LlamaConfig, Qwen2Config
-from transformers import __version__ as transformers_version
+from transformers import PreTrainedModel
 
 # With up to this many tokens in a call (decoding, mostly), the tables of all layers are made at
 # once: a handful of kernels for the whole model. With more, each layer makes its own when it runs,
@@ -58,7 +59,7 @@ def config_fields(fields: dict[str, Any]) -> dict[str, Any]:
     fields = dict(fields)
     if isinstance(fields.get("auto_map"), dict):
         fields["auto_map"] = {auto: name.split("--")[-1] for auto, name in fields["auto_map"].items()}
-    if transformers_version.startswith("4.") and fields.get("rope_parameters"):
+    if transformers.__version__.startswith("4.") and fields.get("rope_parameters"):
         rope = dict(fields.pop("rope_parameters"))
         if "rope_theta" in rope:
             fields["rope_theta"] = rope.pop("rope_theta")
@@ -66,40 +67,38 @@ def config_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-class LpesLlamaConfig(LlamaConfig):
-    """LlamaConfig with `layer_rope_scaling`, one positive factor a layer."""
+@cache
+def scaled_config(base_name: str) -> Any:
+    """The config class of a family, from the name of its base: MistralConfig gives LpesMistralConfig."""
+    if not hasattr(transformers, base_name):
+        raise ImportError(f"this model needs a transformers that has {base_name}; {transformers.__version__} has not")
+    base = getattr(transformers, base_name)
 
-    model_type = "lpes_llama"
+    class LayerScaledConfig(base):
+        """The base model's config with `layer_rope_scaling`, one positive factor a layer."""
 
-    def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**config_fields(kwargs))
-        # transformers builds configs without arguments to compare with; a model refuses None.
-        if layer_rope_scaling is not None:
-            layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
-        self.layer_rope_scaling = layer_rope_scaling
+        model_type = f"lpes_{base.model_type}"
 
+        def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
+            super().__init__(**config_fields(kwargs))
+            # transformers builds configs without arguments to compare with; a model refuses None.
+            if layer_rope_scaling is not None:
+                layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
+            self.layer_rope_scaling = layer_rope_scaling
 
-class LpesQwen2Config(Qwen2Config):
-    """Qwen2Config with `layer_rope_scaling`, one positive factor a layer."""
-
-    model_type = "lpes_qwen2"
-
-    def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(**config_fields(kwargs))
-        if layer_rope_scaling is not None:
-            layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
-        self.layer_rope_scaling = layer_rope_scaling
+    LayerScaledConfig.__name__ = LayerScaledConfig.__qualname__ = f"Lpes{base_name}"
+    return LayerScaledConfig
 
 
-def cos_sin(position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype) -> Tables:
-    """The rotary tables for positions (batch, tokens): each (..., batch, tokens, head_dim).
+def __getattr__(name: str) -> Any:
+    """`LpesMistralConfig` and its like, made when first asked for.
 
-    inv_freq is (head_dim / 2) for one layer or (layers, 1, 1, head_dim / 2) for all. Angles are
-    computed in float32, as the base model's are, so that a factor of 1 gives its very bits.
+    This file serves every family, on versions of transformers that lack some of them; and the config
+    stands here, because old versions find a file beside the first one only if it is loaded already.
     """
-    angles = position_ids[..., None].float() * inv_freq
-    cos, sin = ((table * scale).to(dtype) for table in (angles.cos(), angles.sin()))
-    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    if name.startswith("Lpes") and name.endswith("Config"):
+        return scaled_config(name.removeprefix("Lpes"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class LayerScaledRotaryEmbedding(nn.Module):
@@ -126,14 +125,28 @@ class LayerScaledRotaryEmbedding(nn.Module):
             self.layer_rope_scaling.copy_(torch.tensor(factors, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[Any, ...]:
-        """What the layers need to rotate: see `layer_tables`, which takes it apart."""
+        """What the layers need to rotate: see `LayerScaledDecoderLayer`, which takes it apart."""
         if self.rope_type in ("dynamic", "longrope"):
             # Their frequencies depend on the longest position: the base class updates inv_freq.
             super().forward(x, position_ids.max().reshape(1, 1))
         inv_freq = self.inv_freq.to(x.device) / self.layer_rope_scaling.to(x.device)[:, None]
         if torch.compiler.is_compiling() or position_ids.numel() > FEW_TOKENS:
-            return position_ids, inv_freq, self.attention_scaling
-        return cos_sin(position_ids, inv_freq[:, None, None], self.attention_scaling, x.dtype)
+            return position_ids, inv_freq, self.cos_sin
+        return self.cos_sin(position_ids, inv_freq[:, None, None], x.dtype)
+
+    def cos_sin(self, position_ids: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype) -> Tables:
+        """The rotary tables for positions (batch, tokens): each (..., batch, tokens, rotated dimensions).
+
+        inv_freq is (rotated dimensions / 2) for one layer or (layers, 1, 1, the same) for all. Angles are
+        computed in float32, as the base model's are, so that a factor of 1 gives its very bits.
+        """
+        angles = position_ids[..., None].float() * inv_freq
+        scale = self.attention_scaling
+        return self.spread((angles.cos() * scale).to(dtype)), self.spread((angles.sin() * scale).to(dtype))
+
+    def spread(self, half: torch.Tensor) -> torch.Tensor:
+        """One value a frequency to one a dimension: here, dimensions i and i + half of them share a frequency."""
+        return torch.cat((half, half), dim=-1)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         """Let buffers follow the model to a device, but never to another dtype: rounded frequencies
@@ -147,19 +160,12 @@ class LayerScaledRotaryEmbedding(nn.Module):
         return self
 
 
-def layer_tables(shared: tuple[Any, ...], layer: int, dtype: torch.dtype) -> Tables:
-    """One layer's (cos, sin), picked from the tables of all layers or made on demand."""
-    if len(shared) == 2:
-        cos, sin = shared
-        return cos[layer], sin[layer]
-    position_ids, inv_freq, scale = shared
-    return cos_sin(position_ids, inv_freq[layer], scale, dtype)
-
-
 class LayerScaledDecoderLayer(nn.Module):
     """Stands before the family's decoder layer in the list of bases and hands it its own (cos, sin)."""
 
-    self_attn: Any
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.layer_idx = layer_idx
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if "position_embeddings" not in kwargs:
@@ -167,16 +173,69 @@ class LayerScaledDecoderLayer(nn.Module):
             *rest, kwargs["position_embeddings"] = args
             args = tuple(rest)
         kwargs["position_embeddings"] = layer_tables(
-            kwargs["position_embeddings"], self.self_attn.layer_idx, hidden_states.dtype
+            kwargs["position_embeddings"], self.layer_idx, hidden_states.dtype
         )
         return super().forward(hidden_states, *args, **kwargs)
 
 
-class LayerScaledModel(nn.Module):
-    """Stands before a family's model class in the list of bases."""
+def layer_tables(shared: tuple[Any, ...], layer: int, dtype: torch.dtype) -> Tables:
+    """One layer's (cos, sin), picked from the tables of all layers or made on demand."""
+    if len(shared) == 2:
+        cos, sin = shared
+        return cos[layer], sin[layer]
+    position_ids, inv_freq, cos_sin = shared
+    tables: Tables = cos_sin(position_ids, inv_freq[layer], dtype)
+    return tables
+
+
+class LayerScaledPreTrainedModel(nn.Module):
+    """What the three classes below share."""
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, LayerScaledRotaryEmbedding):
             # Loading may build the model on the meta device and ask here for what no file holds.
             module.set_layer_rope_scaling(list(module.config.layer_rope_scaling))
+
+
+class LayerScaledModel(LayerScaledPreTrainedModel):
+    """Stands before the family's bare model: the same, with layers and rotary embedding from above."""
+
+    layer_class: type[LayerScaledDecoderLayer]
+    rotary_class: type[LayerScaledRotaryEmbedding]
+    _auto_class = "AutoModel"  # so that save_pretrained copies these files too
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
+        self.rotary_emb = self.rotary_class(config)
+        self.post_init()
+
+
+class LayerScaledForCausalLM(LayerScaledPreTrainedModel):
+    """Stands before the family's language model: the same, around the scaled bare model."""
+
+    model_class: type[LayerScaledModel]
+    base_model_prefix: str
+    _auto_class = "AutoModelForCausalLM"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
+        self.post_init()
+
+
+class LayerScaledForSequenceClassification(LayerScaledPreTrainedModel):
+    """Stands before the family's classifier: the same, around the scaled bare model."""
+
+    model_class: type[LayerScaledModel]
+    base_model_prefix: str
+    _auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, config: Any) -> None:
+        # The family's own __init__ looks its bare model up by the config, and does not know this one.
+        PreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.model_class(config))
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()

@@ -58,7 +58,7 @@ class Family:
 # config's always is: so this one file holds the config classes and all that modeling files share.
 SHARED_MODULE = "layer_rope_scaling"
 
-FAMILIES = (Family("llama", "Llama"), Family("qwen2", "Qwen2"))
+FAMILIES = (Family("llama", "Llama"), Family("qwen2", "Qwen2"), Family("mistral", "Mistral"), Family("qwen3", "Qwen3"))
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
