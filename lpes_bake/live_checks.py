@@ -163,25 +163,27 @@ def scale_by_hand(model: Any, factors: Sequence[float]) -> list[Any]:
 
     Returns the hooks' handles: removing them gives the base model back.
 
-    The frequencies and the attention scaling are those of the base model's own RoPE type. Angles
-    are float32, as in every RoPE model; their cosines and sines are computed in float64.
+    The table is the base model's own, asked for again with divided frequencies: the layout that its attention
+    wants (halves, neighbours, a part of the dimensions) and its RoPE type's attention scaling come with it.
     """
+    import inspect
+
     import torch
 
     rotary = model.base_model.rotary_emb
+    # Underneath its decorators, which would compute the frequencies of dynamic and longrope anew.
+    table = inspect.unwrap(type(rotary).forward)
 
     def give_own_table(layer: int) -> Callable[..., Any]:
         def before_forward(module: Any, args: Any, kwargs: Any) -> Any:
             hidden_states = args[0] if args else kwargs["hidden_states"]
-            positions = torch.arange(hidden_states.shape[1], dtype=torch.float32)
-            frequencies = rotary.inv_freq.float().cpu() / factors[layer]
-            half = torch.outer(positions, frequencies).double()
-            angles = torch.cat((half, half), dim=-1)[None]
-            table = tuple(
-                (wave * rotary.attention_scaling).to(hidden_states.device, hidden_states.dtype)
-                for wave in (angles.cos(), angles.sin())
-            )
-            return args, {**kwargs, "position_embeddings": table}
+            positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
+            frequencies = rotary.inv_freq
+            rotary.inv_freq = frequencies.float() / factors[layer]
+            with torch.no_grad():
+                kwargs = {**kwargs, "position_embeddings": table(rotary, hidden_states, positions)}
+            rotary.inv_freq = frequencies
+            return args, kwargs
 
         return before_forward
 

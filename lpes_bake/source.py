@@ -255,11 +255,9 @@ def architecture_of(config: Mapping[str, Any], where: str) -> str:
     """The one entry of `architectures`; without any, the family's causal-LM head is meant."""
     architectures = config.get("architectures")
     if not architectures:
-        prefix = next(
-            name for f in FAMILIES for t, name in ((f.base_model_type, f.base_prefix), (f.model_type, f.prefix))
-            if t == config.get("model_type")
-        )  # fmt: skip
-        return f"{prefix}ForCausalLM"
+        family = next(f for f in FAMILIES if config.get("model_type") in (f.base_model_type, f.model_type))
+        base = family.base_class("ForCausalLM")
+        return base if config["model_type"] == family.base_model_type else family.architectures[base]
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise InputError(f"{where}: architectures in config.json must be a list of one name; got {architectures!r}")
     return architectures[0]
