@@ -17,9 +17,11 @@ the base model's own class (LlamaForCausalLM and its like): the weights are unto
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -169,9 +171,9 @@ class LayerScaledDecoderLayer(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if "position_embeddings" not in kwargs:
-            # Gradient checkpointing before transformers 4.53 passes all by position, and these last.
-            *rest, kwargs["position_embeddings"] = args
-            args = tuple(rest)
+            # Gradient checkpointing before transformers 4.53 passes all by position.
+            _, *names = signature(super().forward).parameters
+            kwargs, args = dict(zip(names, args, strict=False)), ()
         kwargs["position_embeddings"] = layer_tables(
             kwargs["position_embeddings"], self.layer_idx, hidden_states.dtype
         )
@@ -188,8 +190,31 @@ def layer_tables(shared: tuple[Any, ...], layer: int, dtype: torch.dtype) -> Tab
     return tables
 
 
+def keep_weight_names(name: str) -> None:
+    """Let files of weights be read under a new class name or model_type as they are under the base's.
+
+    From version 5 on, transformers renames some families' weights while it reads them (GPT-NeoX) and puts
+    experts together (Mixtral), and knows by these names which.
+    """
+    try:
+        known = importlib.import_module("transformers.conversion_mapping")
+    except ImportError:
+        return
+    mapping = known.get_checkpoint_conversion_mapping(name.removeprefix("Lpes").removeprefix("lpes_"))
+    if mapping is not None:
+        known.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+
+
 class LayerScaledPreTrainedModel(nn.Module):
     """What the three classes below share."""
+
+    config_class: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "config_class" in vars(cls):
+            keep_weight_names(cls.__name__)
+            keep_weight_names(cls.config_class.model_type)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
