@@ -31,6 +31,12 @@ WEIGHT_SUFFIXES = frozenset({
 })
 # fmt: on
 
+# Where config.json may have RoPE settings, in all families and layouts; `rope_settings` reads them.
+ROPE_KEYS = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",
+    "rope_local_base_freq",
+)  # fmt: skip
+
 # What each RoPE type cannot do without; the types that transformers knows for these families.
 ROPE_TYPES = {
     "default": (),
@@ -268,13 +274,33 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Reads the layout of transformers 4 (`rope_theta` and `rope_scaling`) and that of transformers 5
     (`rope_parameters`); where both stand, transformers goes by rope_scaling. A missing rope_theta is
-    an error: a guess would go wrong silently.
+    an error: a guess would go wrong silently. The settings of a model with two tables (Gemma 3) are those
+    of its layers with full attention, and "sliding_attention" holds those of the others.
     """
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     scaling = config.get(key) or {}
     if not isinstance(scaling, dict):
         raise InputError(f"{where}: {key} in config.json must be an object; got {scaling!r}")
-    thetas = [place["rope_theta"] for place in (scaling, config) if place.get("rope_theta") is not None]
+    # GPT-NeoX has names of its own.
+    top = {
+        "rope_theta": config.get("rope_theta", config.get("rotary_emb_base")),
+        "partial_rotary_factor": config.get("partial_rotary_factor", config.get("rotary_pct")),
+    }
+    full, sliding = scaling.get("full_attention"), scaling.get("sliding_attention")
+    if isinstance(full, dict) and isinstance(sliding, dict):
+        tables = [table_settings(full, {}, where, f"{key}.full_attention")]
+        tables += [table_settings(sliding, {}, where, f"{key}.sliding_attention")]
+    elif config.get("rope_local_base_freq") is not None:
+        local = {"rope_theta": config["rope_local_base_freq"]}
+        tables = [table_settings(scaling, top, where, key), table_settings({}, local, where, "rope_local_base_freq")]
+    else:
+        return table_settings(scaling, top, where, key)
+    return {**tables[0], "sliding_attention": tables[1]}
+
+
+def table_settings(scaling: Mapping[str, Any], top: Mapping[str, Any], where: str, key: str) -> dict[str, Any]:
+    """The settings of one rotary table: `scaling` is what stands at `key` in config.json, `top` what stands above."""
+    thetas = [place["rope_theta"] for place in (scaling, top) if place.get("rope_theta") is not None]
     if not thetas:
         raise InputError(
             f"{where}: config.json has no rope_theta, neither at its top nor in {key}; add to a local copy the value "
@@ -297,6 +323,8 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(numbers, list) or not all(is_number(number) and number > 0 for number in numbers):
             raise InputError(f"{where}: {name} in {key} in config.json must be positive; got {scaling[name]!r}")
     others = {name: value for name, value in scaling.items() if name not in ("rope_theta", "rope_type", "type")}
+    if top.get("partial_rotary_factor") is not None:
+        others.setdefault("partial_rotary_factor", top["partial_rotary_factor"])
     return {"rope_theta": float(theta), "rope_type": rope_type, **others}
 
 

@@ -7,6 +7,8 @@ stood at m / s_h, where s = config.layer_rope_scaling holds one factor a layer:
 
 The division acts on the frequencies of the model's own RoPE type (default, linear, dynamic, yarn,
 llama3, longrope). Weights, attention and cache are the base model's. Factors of 1 change nothing.
+Where config.layer_rope_scaling_types names kinds of layers (of config.layer_types: "full_attention",
+"sliding_attention"), the factors of all other kinds count as 1.
 
 Paper: "Mitigating Position Bias in Transformers via Layer-Specific Positional Embedding Scaling",
 arXiv 2606.27705.
@@ -33,6 +35,8 @@ from transformers import PreTrainedModel
 # once: a handful of kernels for the whole model. With more, each layer makes its own when it runs,
 # so that a long prompt never holds more than one layer's table.
 FEW_TOKENS = 256
+# The frequencies of these RoPE types depend on the longest position: the base class updates them.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 
@@ -51,7 +55,7 @@ def check_layer_rope_scaling(factors: Any, num_hidden_layers: int) -> list[float
     return [float(factor) for factor in factors]
 
 
-def config_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def config_fields(fields: dict[str, Any], base_type: str) -> dict[str, Any]:
     """A config's fields as every version of transformers reads and saves them right.
 
     Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta.
@@ -63,8 +67,10 @@ def config_fields(fields: dict[str, Any]) -> dict[str, Any]:
         fields["auto_map"] = {auto: name.split("--")[-1] for auto, name in fields["auto_map"].items()}
     if transformers.__version__.startswith("4.") and fields.get("rope_parameters"):
         rope = dict(fields.pop("rope_parameters"))
-        if "rope_theta" in rope:
-            fields["rope_theta"] = rope.pop("rope_theta")
+        neox = base_type == "gpt_neox"
+        for new, old in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
+            if new in rope:
+                fields[old if neox else new] = rope.pop(new)
         fields["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
     return fields
 
@@ -74,7 +80,7 @@ def scaled_config(base_name: str) -> Any:
     """The config class of a family, from the name of its base: MistralConfig gives LpesMistralConfig."""
     if not hasattr(transformers, base_name):
         raise ImportError(f"this model needs a transformers that has {base_name}; {transformers.__version__} has not")
-    base = getattr(transformers, base_name)
+    base: Any = getattr(transformers, base_name)
 
     class LayerScaledConfig(base):
         """The base model's config with `layer_rope_scaling`, one positive factor a layer."""
@@ -82,7 +88,7 @@ def scaled_config(base_name: str) -> Any:
         model_type = f"lpes_{base.model_type}"
 
         def __init__(self, layer_rope_scaling: list[float] | None = None, **kwargs: Any) -> None:
-            super().__init__(**config_fields(kwargs))
+            super().__init__(**config_fields(kwargs, base.model_type))
             # transformers builds configs without arguments to compare with; a model refuses None.
             if layer_rope_scaling is not None:
                 layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
@@ -108,7 +114,7 @@ class LayerScaledRotaryEmbedding(nn.Module):
 
     # The family's class brings these,
     config: Any
-    rope_type: str
+    rope_type: Any
     attention_scaling: float
     inv_freq: torch.Tensor
     # and this one is new: (layers,), float32
@@ -127,23 +133,35 @@ class LayerScaledRotaryEmbedding(nn.Module):
             self.layer_rope_scaling.copy_(torch.tensor(factors, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[Any, ...]:
-        """What the layers need to rotate: see `LayerScaledDecoderLayer`, which takes it apart."""
-        if self.rope_type in ("dynamic", "longrope"):
-            # Their frequencies depend on the longest position: the base class updates inv_freq.
+        """What the layers need to rotate: see `tables`."""
+        if self.rope_type in LENGTH_DEPENDENT:
             super().forward(x, position_ids.max().reshape(1, 1))
-        inv_freq = self.inv_freq.to(x.device) / self.layer_rope_scaling.to(x.device)[:, None]
-        if torch.compiler.is_compiling() or position_ids.numel() > FEW_TOKENS:
-            return position_ids, inv_freq, self.cos_sin
-        return self.cos_sin(position_ids, inv_freq[:, None, None], x.dtype)
+        return self.tables(x, position_ids, self.inv_freq, self.attention_scaling)
 
-    def cos_sin(self, position_ids: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype) -> Tables:
+    def tables(self, x: torch.Tensor, position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float) -> Any:
+        """The tables of all layers, or what a layer makes its own from: see `layer_tables`, which takes it apart."""
+        inv_freq = inv_freq.to(x.device) / self.factors().to(x.device)[:, None]
+        if torch.compiler.is_compiling() or position_ids.numel() > FEW_TOKENS:
+            return position_ids, inv_freq, scale, self.cos_sin
+        return self.cos_sin(position_ids, inv_freq[:, None, None], scale, x.dtype)
+
+    def factors(self) -> torch.Tensor:
+        """The factors (layers,), but 1 for layers of a kind that config.layer_rope_scaling_types leaves out."""
+        kinds = getattr(self.config, "layer_rope_scaling_types", None)
+        if kinds is None:
+            return self.layer_rope_scaling
+        acting = torch.tensor(
+            [kind in kinds for kind in self.config.layer_types], device=self.layer_rope_scaling.device
+        )
+        return torch.where(acting, self.layer_rope_scaling, 1.0)
+
+    def cos_sin(self, position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype) -> Tables:
         """The rotary tables for positions (batch, tokens): each (..., batch, tokens, rotated dimensions).
 
         inv_freq is (rotated dimensions / 2) for one layer or (layers, 1, 1, the same) for all. Angles are
         computed in float32, as the base model's are, so that a factor of 1 gives its very bits.
         """
         angles = position_ids[..., None].float() * inv_freq
-        scale = self.attention_scaling
         return self.spread((angles.cos() * scale).to(dtype)), self.spread((angles.sin() * scale).to(dtype))
 
     def spread(self, half: torch.Tensor) -> torch.Tensor:
@@ -174,9 +192,7 @@ class LayerScaledDecoderLayer(nn.Module):
             # Gradient checkpointing before transformers 4.53 passes all by position.
             _, *names = signature(super().forward).parameters
             kwargs, args = dict(zip(names, args, strict=False)), ()
-        kwargs["position_embeddings"] = layer_tables(
-            kwargs["position_embeddings"], self.layer_idx, hidden_states.dtype
-        )
+        kwargs["position_embeddings"] = layer_tables(kwargs["position_embeddings"], self.layer_idx, hidden_states.dtype)
         return super().forward(hidden_states, *args, **kwargs)
 
 
@@ -185,8 +201,8 @@ def layer_tables(shared: tuple[Any, ...], layer: int, dtype: torch.dtype) -> Tab
     if len(shared) == 2:
         cos, sin = shared
         return cos[layer], sin[layer]
-    position_ids, inv_freq, cos_sin = shared
-    tables: Tables = cos_sin(position_ids, inv_freq[layer], dtype)
+    position_ids, inv_freq, scale, cos_sin = shared
+    tables: Tables = cos_sin(position_ids, inv_freq[layer], scale, dtype)
     return tables
 
 
@@ -209,6 +225,7 @@ class LayerScaledPreTrainedModel(nn.Module):
     """What the three classes below share."""
 
     config_class: Any
+    post_init: Callable[[], None]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

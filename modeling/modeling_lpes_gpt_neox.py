@@ -13,9 +13,9 @@ GPTNeoXForCausalLM: the weights are untouched.
 from __future__ import annotations
 
 from transformers.models.gpt_neox.modeling_gpt_neox import (
-    GPTNeoXLayer,
     GPTNeoXForCausalLM,
     GPTNeoXForSequenceClassification,
+    GPTNeoXLayer,
     GPTNeoXModel,
     GPTNeoXRotaryEmbedding,
 )

@@ -38,9 +38,9 @@ FLOAT32_TABLES = tuple(int(part) for part in transformers.__version__.split(".")
 class LpesOlmo2RotaryEmbedding(LayerScaledRotaryEmbedding, Olmo2RotaryEmbedding):
     """OLMo 2's rotary embedding, its frequencies divided by each layer's factor."""
 
-    def cos_sin(self, position_ids: torch.Tensor, inv_freq: torch.Tensor, dtype: torch.dtype) -> Tables:
+    def cos_sin(self, position_ids: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype) -> Tables:
         """As in other families, but in float32 whatever the model's dtype is, where OLMo 2's own tables are."""
-        return super().cos_sin(position_ids, inv_freq, torch.float32 if FLOAT32_TABLES else dtype)
+        return super().cos_sin(position_ids, inv_freq, scale, torch.float32 if FLOAT32_TABLES else dtype)
 
 
 class LpesOlmo2DecoderLayer(LayerScaledDecoderLayer, Olmo2DecoderLayer):

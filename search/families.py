@@ -14,11 +14,13 @@ class Family:
     """One family: what its base checkpoints are called, and what a baked one is called.
 
     base_prefix: what class names begin with in transformers. heads: what they end with, for the classes that exist.
+    language_model: the one with "ForCausalLM", where it begins with something else.
     """
 
     base_model_type: str
     base_prefix: str
     heads: tuple[str, ...] = ("ForCausalLM", "ForSequenceClassification", "Model")
+    language_model: str | None = None
 
     @property
     def base_config(self) -> str:
@@ -27,6 +29,8 @@ class Family:
 
     def base_class(self, head: str) -> str:
         """The base's model class in transformers; head is one of `heads`."""
+        if head == "ForCausalLM" and self.language_model:
+            return self.language_model
         return f"{self.base_prefix}{head}"
 
     @property
@@ -89,6 +93,7 @@ FAMILIES = (
     Family("stablelm", "StableLm"),
     Family("gpt_neox", "GPTNeoX"),
     Family("gemma2", "Gemma2"),
+    Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM"),
     Family("cohere", "Cohere", WITHOUT_CLASSIFIER),
     Family("glm4", "Glm4"),
 )

@@ -132,8 +132,8 @@ class Scorer:
         """model: what `load_scaled` gives. contexts: what `take` gives, encoded by this model's tokenizer.
 
         batch_size: contexts in a batch; None lets the device decide. shared_prefixes=False computes every
-        prompt whole and by itself, as is always done where rows cannot (see `rows_fit`). checkpointing: whether `gradient` computes a layer's
-        activations twice instead of keeping them; None does so on anything but a CPU.
+        prompt whole and by itself, as is always done where rows cannot (see `rows_fit`). checkpointing: whether
+        `gradient` computes a layer's activations twice instead of keeping them; None does so on anything but a CPU.
 
         Raises InputError when a prompt with its answer is longer than the model's positions.
         """
@@ -591,8 +591,9 @@ def rows_fit(model: Any, longest: int) -> bool:
     It does not for frequencies that depend on the length of a call (dynamic, longrope), for a window that
     slides within a prompt, and for attention scores that are capped (Gemma 2).
     """
-    config = model.config
-    if model.base_model.rotary_emb.rope_type in LENGTH_DEPENDENT or getattr(config, "attn_logit_softcapping", None):
+    config, rope_type = model.config, model.base_model.rotary_emb.rope_type
+    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
+    if not {*rope_types}.isdisjoint(LENGTH_DEPENDENT) or getattr(config, "attn_logit_softcapping", None):
         return False
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "use_sliding_window", True) if kinds is None else {*kinds} != {"full_attention"}

@@ -1,4 +1,4 @@
-"""The checklist's tiny configs: one entry a family, with what the library can do with it. See docs/adding_a_family.md."""
+"""The checklist's tiny configs: one entry a family, as docs/adding_a_family.md says."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ TINY_FAMILIES = {
     "gpt_neox": TinyFamily({"rotary_pct": 0.5}),
     # Its attention is eager: slow.
     "gemma2": TinyFamily({"head_dim": 32, "num_attention_heads": 2, "sliding_window": 64}, ("default",), plain=True),
+    "gemma3_text": TinyFamily(
+        {"head_dim": 32, "sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        ("default",),
+        linear=False,
+        plain=True,
+    ),
     "cohere": TinyFamily({"logit_scale": 0.5}, interleaved=True),
     "glm4": TinyFamily({"head_dim": 32}),
 }
