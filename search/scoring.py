@@ -617,8 +617,9 @@ def memory_estimate(
 ) -> int:
     """Bytes on paper for one context of `tokens` tokens: to score it, or with gradient=True to differentiate it.
 
-    config: a Llama's or Qwen2's; its weights are counted in dtype, quantised or not. With b bytes a number, hidden
-    size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
+    config: its weights are counted in dtype, quantised or not, as a Llama's: other families differ by little. Of a
+    mixture of experts all count for the weights, and those that a token meets for a layer. With b bytes a number,
+    hidden size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
 
         weights       b · (v·h, twice unless tied, + L · (2·h·q + 2·h·k + 3·h·i + 2·h) + h)
         layer         tokens · (8·h + b · (4·q + 4·k + 3·i + rows)): what a layer keeps for its backward pass:
@@ -635,14 +636,20 @@ def memory_estimate(
     size = dtype.itemsize
     hidden, inner, layers = int(config.hidden_size), int(config.intermediate_size), int(config.num_hidden_layers)
     vocabulary = int(config.vocab_size)
-    heads, key_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    # GPT-NeoX has a key head for each head, and no name for it.
+    heads = int(config.num_attention_heads)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    experts = int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0)
+    if experts:
+        inner = int(getattr(config, "moe_intermediate_size", None) or inner)
+    met = inner * int(config.num_experts_per_tok) if experts else inner
     head = int(getattr(config, "head_dim", None) or hidden // heads)
     queries, keys = heads * head, key_heads * head
-    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner * (experts or 1) + 2 * hidden
     embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
     weights = size * (embeddings + layers * matrices + hidden)
     rows = heads // key_heads * PACKED_TOKENS
-    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * inner + rows))
+    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * met + rows))
     logits = PACKED_TOKENS * vocabulary * (2 * size + 8)
     if not gradient:
         return weights + layer + logits + tokens * 2 * layers * keys * size

@@ -246,18 +246,16 @@ def test_static_cache_and_fullgraph_compile(family: str) -> None:
     base = make_base(family, **two_layers(family))
     scaled = make_scaled(base, family, FACTORS[:2], **two_layers(family))
     ids = tokens(40)
-    graphs_of_base = 2  # one for the prompt, one for each token that follows
     try:
-        if family in PAIR:
-            _, graphs_of_base = decode_compiled(base, ids, steps=3)
         sequence, graphs = decode_compiled(scaled, ids, steps=3)
     except torch._dynamo.exc.Unsupported:
         with pytest.raises(torch._dynamo.exc.Unsupported):
             decode_compiled(base, ids, steps=3)
         pytest.skip("the base model itself does not compile to one graph with these versions")
     assert torch.equal(sequence, scaled.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None))
-    # Nothing is compiled again for a layer, or for a token.
-    assert graphs == graphs_of_base
+    # Nothing is compiled again for a layer, or for a token: a graph for the prompt, and one for all tokens that follow.
+    # Where a window slides, the base has more.
+    assert graphs == 2 or graphs == decode_compiled(base, ids, steps=3)[1]
 
 
 @pytest.mark.parametrize("length", [50, 300])
