@@ -17,7 +17,6 @@ import transformers
 from transformers.models.olmo2.modeling_olmo2 import (
     Olmo2DecoderLayer,
     Olmo2ForCausalLM,
-    Olmo2ForSequenceClassification,
     Olmo2Model,
     Olmo2RotaryEmbedding,
 )
@@ -25,7 +24,6 @@ from transformers.models.olmo2.modeling_olmo2 import (
 from .layer_rope_scaling import (
     LayerScaledDecoderLayer,
     LayerScaledForCausalLM,
-    LayerScaledForSequenceClassification,
     LayerScaledModel,
     LayerScaledRotaryEmbedding,
     LpesOlmo2Config,
@@ -58,13 +56,6 @@ class LpesOlmo2Model(LayerScaledModel, Olmo2Model):
 
 class LpesOlmo2ForCausalLM(LayerScaledForCausalLM, Olmo2ForCausalLM):
     """The language model: logits out."""
-
-    config_class = LpesOlmo2Config
-    model_class = LpesOlmo2Model
-
-
-class LpesOlmo2ForSequenceClassification(LayerScaledForSequenceClassification, Olmo2ForSequenceClassification):
-    """A score for each label, from the last token."""
 
     config_class = LpesOlmo2Config
     model_class = LpesOlmo2Model

@@ -78,6 +78,7 @@ class Family:
 # config's always is: so this one file makes the config classes and holds all that modeling files share.
 SHARED_MODULE = "layer_rope_scaling"
 
+# Granite and Cohere have no classifier, and OLMo 2 only in versions of transformers that are newer than its model.
 WITHOUT_CLASSIFIER = ("ForCausalLM", "Model")
 FAMILIES = (
     Family("llama", "Llama"),
@@ -85,7 +86,7 @@ FAMILIES = (
     Family("mistral", "Mistral"),
     Family("qwen3", "Qwen3"),
     Family("phi3", "Phi3"),
-    Family("olmo2", "Olmo2"),
+    Family("olmo2", "Olmo2", WITHOUT_CLASSIFIER),
     Family("granite", "Granite", WITHOUT_CLASSIFIER),
     Family("smollm3", "SmolLM3"),
     Family("mixtral", "Mixtral"),
