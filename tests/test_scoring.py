@@ -272,6 +272,17 @@ def test_rope_types_and_windows_score_and_generate_as_plain_passes(
     assert [text for context in scores.outputs for text in context] == expected
 
 
+def test_prefixes_are_shared_as_long_as_no_prompt_reaches_beyond_the_window(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_tiny(tmp_path / "any", "mistral"))
+    contexts = contexts_of(TASK, tokenizer, 2)
+    longest = max(len(one.prompt) + len(one.answer) for one in flat(contexts))
+    for window, plain in ((longest, False), (longest - 1, True), (longest // 2, True)):
+        model = float64(write_tiny(tmp_path / str(window), "mistral", sliding_window=window))
+        scorer = Scorer(model, tokenizer, TASK, contexts)
+        assert scorer.plain == plain
+        same(scorer.score(FACTORS).logprob.flatten(), plain_scores(model, contexts).logprob)
+
+
 def test_tokens_are_counted_without_padding_and_sharing_saves_them(tiny_llama: Path) -> None:
     model, tokenizer = load_scaled(tiny_llama, dtype=torch.float32), tokenizer_of(tiny_llama)
     contexts = contexts_of(TASK, tokenizer)
