@@ -58,7 +58,6 @@ TINY_FAMILIES = {
     "gemma3_text": TinyFamily(
         {"head_dim": 32, "sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"] * 2},
         ("default",),
-        linear=False,
         plain=True,
     ),
     "cohere": TinyFamily({"logit_scale": 0.5}, interleaved=True),

@@ -158,7 +158,9 @@ def test_a_uniform_factor_is_position_interpolation(family: str, factor: float) 
     base = make_base(family)
     linear = make_base(family, rope_scaling={"rope_type": "linear", "factor": factor})
     linear.load_state_dict(base.state_dict())
-    scaled = make_scaled(base, family, [factor] * 4)
+    # Gemma 3's rope_scaling is for its layers with full attention only.
+    kinds = base.config.layer_types if family == "gemma3_text" else ["full_attention"] * 4
+    scaled = make_scaled(base, family, [factor if kind == "full_attention" else 1.0 for kind in kinds])
     for length in (20, 3001):
         ids = tokens(length)
         torch.testing.assert_close(logits(scaled, ids), logits(linear, ids), rtol=0, atol=0)
