@@ -19,7 +19,6 @@ the base model's own class (LlamaForCausalLM and its like): the weights are unto
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -213,12 +212,12 @@ def keep_weight_names(name: str) -> None:
     experts together (Mixtral), and knows by these names which.
     """
     try:
-        known = importlib.import_module("transformers.conversion_mapping")
+        from transformers import conversion_mapping
     except ImportError:
         return
-    mapping = known.get_checkpoint_conversion_mapping(name.removeprefix("Lpes").removeprefix("lpes_"))
+    mapping = conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix("Lpes").removeprefix("lpes_"))
     if mapping is not None:
-        known.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+        conversion_mapping.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
 
 
 class LayerScaledPreTrainedModel(nn.Module):
