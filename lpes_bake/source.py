@@ -244,6 +244,12 @@ def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Famil
         )
     layers = num_layers(config, where)
     rope_settings(config, where)
+    kinds = config.get("layer_rope_scaling_types")
+    if kinds not in (None, ["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"]):
+        raise InputError(
+            f"{where}: layer_rope_scaling_types in config.json must be a list of full_attention, sliding_attention or "
+            f"both; got {kinds!r}"
+        )
     if is_baked:
         check_list(config.get("layer_rope_scaling"), where, layers)
     return family

@@ -92,6 +92,9 @@ def scaled_config(base_name: str) -> Any:
             if layer_rope_scaling is not None:
                 layer_rope_scaling = check_layer_rope_scaling(layer_rope_scaling, self.num_hidden_layers)
             self.layer_rope_scaling = layer_rope_scaling
+            kinds, known = getattr(self, "layer_rope_scaling_types", None), getattr(self, "layer_types", None) or []
+            if kinds is not None and not (kinds and set(kinds) <= set(known)):
+                raise ValueError(f"layer_rope_scaling_types must name some of {sorted(set(known))}; got {kinds!r}")
 
     LayerScaledConfig.__name__ = LayerScaledConfig.__qualname__ = f"Lpes{base_name}"
     return LayerScaledConfig

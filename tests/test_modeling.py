@@ -407,6 +407,12 @@ def test_kinds_of_layers_that_are_left_out_are_the_bases() -> None:
         assert not torch.allclose(logits(scaled, ids), logits(base, ids), atol=0.1)
 
 
+@pytest.mark.parametrize("kinds", [["full"], [], ["full_attention", "all"]])
+def test_kinds_of_layers_that_do_not_exist_are_refused(kinds: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"must name some of \['full_attention', 'sliding_attention'\]; got"):
+        make_config("gemma3_text", layer_rope_scaling=FACTORS, layer_rope_scaling_types=kinds)
+
+
 def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
     windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
     ids = tokens(300)

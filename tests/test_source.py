@@ -245,6 +245,8 @@ def test_a_table_of_two_without_theta_is_refused() -> None:
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"layer_rope_scaling_types": ["full"]}, "['full']"),
+        ({"layer_rope_scaling_types": []}, "full_attention, sliding_attention or both"),
     ],
 )
 def test_settings_that_would_go_wrong_silently_are_refused(model: Path, changes: dict[str, Any], message: str) -> None:
