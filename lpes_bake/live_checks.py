@@ -139,14 +139,16 @@ def reference_model(settings: Settings) -> Any:
     """The base model's own class on the same weights, all its layers rotating as the base does."""
     import transformers
 
-    ours = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
+    base_type = settings.config["model_type"].removeprefix("lpes_")
+    ours = ("model_type", "architectures", "auto_map", "layer_rope_scaling", "layer_rope_scaling_types")
     config_dict = {key: value for key, value in settings.config.items() if key not in ours}
     if transformers.__version__.startswith("4.") and config_dict.get("rope_parameters"):
         # Version 4's base class would overlook what version 5 wrote, and take its default theta.
         rope = dict(config_dict.pop("rope_parameters"))
-        config_dict["rope_theta"] = rope.pop("rope_theta")
+        for new, neox in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
+            if new in rope:
+                config_dict[neox if base_type == "gpt_neox" else new] = rope.pop(new)
         config_dict["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
-    base_type = settings.config["model_type"].removeprefix("lpes_")
     config = transformers.AutoConfig.for_model(base_type, **config_dict)
     model_class = getattr(transformers, settings.architecture.removeprefix("Lpes"))
     model = model_class.from_pretrained(
@@ -163,25 +165,31 @@ def scale_by_hand(model: Any, factors: Sequence[float]) -> list[Any]:
 
     Returns the hooks' handles: removing them gives the base model back.
 
-    The frequencies and the attention scaling are those of the base model's own RoPE type. Angles
-    are float32, as in every RoPE model; their cosines and sines are computed in float64.
+    The table is the base model's own, asked for again with divided frequencies: the layout that its attention
+    wants (halves, neighbours, a part of the dimensions) and its RoPE type's attention scaling come with it.
     """
+    import inspect
+
     import torch
 
     rotary = model.base_model.rotary_emb
+    # Underneath its decorators, which would compute the frequencies of dynamic and longrope anew.
+    table = inspect.unwrap(type(rotary).forward)
 
     def give_own_table(layer: int) -> Callable[..., Any]:
+        # Gemma 3 has a table for each kind of layers, and wants to be told which.
+        kind = [model.config.layer_types[layer]] if isinstance(rotary.rope_type, dict) else []
+        name = "_".join([*kind, "inv_freq"])
+
         def before_forward(module: Any, args: Any, kwargs: Any) -> Any:
             hidden_states = args[0] if args else kwargs["hidden_states"]
-            positions = torch.arange(hidden_states.shape[1], dtype=torch.float32)
-            frequencies = rotary.inv_freq.float().cpu() / factors[layer]
-            half = torch.outer(positions, frequencies).double()
-            angles = torch.cat((half, half), dim=-1)[None]
-            table = tuple(
-                (wave * rotary.attention_scaling).to(hidden_states.device, hidden_states.dtype)
-                for wave in (angles.cos(), angles.sin())
-            )
-            return args, {**kwargs, "position_embeddings": table}
+            positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
+            frequencies = getattr(rotary, name)
+            setattr(rotary, name, frequencies.float() / factors[layer])
+            with torch.no_grad():
+                kwargs = {**kwargs, "position_embeddings": table(rotary, hidden_states, positions, *kind)}
+            setattr(rotary, name, frequencies)
+            return args, kwargs
 
         return before_forward
 
@@ -234,7 +242,10 @@ def check_reference(settings: Settings, outputs: Any) -> tuple[bool | None, str]
     """The loaded model computes what scaled RoPE computes, and not what the base model does."""
     model = reference_model(settings)
     base = settings.outputs(model, settings.short)
-    hooks = scale_by_hand(model, settings.factors)
+    factors = settings.factors
+    if kinds := settings.config.get("layer_rope_scaling_types"):
+        factors = [f if k in kinds else 1.0 for f, k in zip(factors, model.config.layer_types, strict=True)]
+    hooks = scale_by_hand(model, factors)
     effect = difference(base, settings.outputs(model, settings.short))
     error = difference(outputs, settings.outputs(model, settings.prompt))
     what = (

@@ -49,7 +49,7 @@ def load_model(
                 source.path, dtype=dtype, device=device, device_map=device_map, quantization=quantization
             )
         modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
-        model_class = getattr(modeling, f"{source.family.prefix}ForCausalLM")
+        model_class = getattr(modeling, source.family.architectures[source.family.base_class("ForCausalLM")])
         return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
     except (OSError, RuntimeError, ValueError, KeyError, ImportError, EOFError, UnpicklingError) as error:
         if isinstance(error, InputError):

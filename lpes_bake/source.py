@@ -38,6 +38,12 @@ WEIGHT_SUFFIXES = frozenset({
 })
 # fmt: on
 
+# Where config.json may have RoPE settings, in all families and layouts; `rope_settings` reads them.
+ROPE_KEYS = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",
+    "rope_local_base_freq",
+)  # fmt: skip
+
 # What each RoPE type cannot do without; the types that transformers knows for these families.
 ROPE_TYPES = {
     "default": (),
@@ -269,6 +275,12 @@ def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Famil
         )
     layers = num_layers(config, where)
     rope_settings(config, where)
+    kinds = config.get("layer_rope_scaling_types")
+    if kinds not in (None, ["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"]):
+        raise InputError(
+            f"{where}: layer_rope_scaling_types in config.json must be a list of full_attention, sliding_attention or "
+            f"both; got {kinds!r}"
+        )
     if is_baked:
         check_list(config.get("layer_rope_scaling"), where, layers)
     return family
@@ -286,11 +298,9 @@ def architecture_of(config: Mapping[str, Any], where: str) -> str:
     """The one entry of `architectures`; without any, the family's causal-LM head is meant."""
     architectures = config.get("architectures")
     if not architectures:
-        prefix = next(
-            name for f in FAMILIES for t, name in ((f.base_model_type, f.base_prefix), (f.model_type, f.prefix))
-            if t == config.get("model_type")
-        )  # fmt: skip
-        return f"{prefix}ForCausalLM"
+        family = next(f for f in FAMILIES if config.get("model_type") in (f.base_model_type, f.model_type))
+        base = family.base_class("ForCausalLM")
+        return base if config["model_type"] == family.base_model_type else family.architectures[base]
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise InputError(f"{where}: architectures in config.json must be a list of one name; got {architectures!r}")
     return architectures[0]
@@ -301,13 +311,33 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Reads the layout of transformers 4 (`rope_theta` and `rope_scaling`) and that of transformers 5
     (`rope_parameters`); where both stand, transformers goes by rope_scaling. A missing rope_theta is
-    an error: a guess would go wrong silently.
+    an error: a guess would go wrong silently. The settings of a model with two tables (Gemma 3) are those
+    of its layers with full attention, and "sliding_attention" holds those of the others.
     """
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     scaling = config.get(key) or {}
     if not isinstance(scaling, dict):
         raise InputError(f"{where}: {key} in config.json must be an object; got {scaling!r}")
-    thetas = [place["rope_theta"] for place in (scaling, config) if place.get("rope_theta") is not None]
+    # GPT-NeoX has names of its own.
+    top = {
+        "rope_theta": config.get("rope_theta", config.get("rotary_emb_base")),
+        "partial_rotary_factor": config.get("partial_rotary_factor", config.get("rotary_pct")),
+    }
+    full, sliding = scaling.get("full_attention"), scaling.get("sliding_attention")
+    if isinstance(full, dict) and isinstance(sliding, dict):
+        tables = [table_settings(full, {}, where, f"{key}.full_attention")]
+        tables += [table_settings(sliding, {}, where, f"{key}.sliding_attention")]
+    elif config.get("rope_local_base_freq") is not None:
+        local = {"rope_theta": config["rope_local_base_freq"]}
+        tables = [table_settings(scaling, top, where, key), table_settings({}, local, where, "rope_local_base_freq")]
+    else:
+        return table_settings(scaling, top, where, key)
+    return {**tables[0], "sliding_attention": tables[1]}
+
+
+def table_settings(scaling: Mapping[str, Any], top: Mapping[str, Any], where: str, key: str) -> dict[str, Any]:
+    """The settings of one rotary table: `scaling` is what stands at `key` in config.json, `top` what stands above."""
+    thetas = [place["rope_theta"] for place in (scaling, top) if place.get("rope_theta") is not None]
     if not thetas:
         raise InputError(
             f"{where}: config.json has no rope_theta, neither at its top nor in {key}; add to a local copy the value "
@@ -330,6 +360,8 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(numbers, list) or not all(is_number(number) and number > 0 for number in numbers):
             raise InputError(f"{where}: {name} in {key} in config.json must be positive; got {scaling[name]!r}")
     others = {name: value for name, value in scaling.items() if name not in ("rope_theta", "rope_type", "type")}
+    if top.get("partial_rotary_factor") is not None:
+        others.setdefault("partial_rotary_factor", top["partial_rotary_factor"])
     return {"rope_theta": float(theta), "rope_type": rope_type, **others}
 
 
@@ -431,18 +463,25 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
     pickle's, of which nothing is known.
     """
     # Bare models' names lack the prefix; old Llama checkpoints hold a table that loaders compute.
-    names = {name.removeprefix("model.") for name in tensors if not name.endswith("rotary_emb.inv_freq")}
+    names = {
+        name.removeprefix("model.").removeprefix("gpt_neox.")
+        for name in tensors
+        if not name.endswith("rotary_emb.inv_freq")
+    }
     if not names:
         return
-    wanted = ["embed_tokens.", "norm."]
+    # As most families call them, and as GPT-NeoX does.
+    wanted = [("embed_tokens.", "embed_in."), ("norm.", "final_layer_norm.")]
     if architecture_of(config, where).endswith("ForCausalLM") and config.get("tie_word_embeddings") is False:
-        wanted.append("lm_head.")
-    missing = [f"{prefix}weight" for prefix in wanted if not any(name.startswith(prefix) for name in names)]
+        wanted.append(("lm_head.", "embed_out."))
+    missing = [f"{either[0]}weight" for either in wanted if not any(name.startswith(either) for name in names)]
+    # Of a mixture of experts, some layers may be dense.
+    mixed = bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step") not in (None, 1)
     # Fewer tensors than layers are too few, however many layers a broken config claims.
     layers: dict[int, set[str]] = {layer: set() for layer in range(min(num_layers(config, where), len(names)))}
     for name in names:
         match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-        if match and int(match[1]) in layers:
+        if match and int(match[1]) in layers and not (mixed and match[2].startswith("mlp.")):
             # Of quantised linear maps some may be packed in several tensors and others left as they were.
             part = re.sub(r"\.(weight.*|[^.]+)$", "", match[2]) if config.get("quantization_config") else match[2]
             layers[int(match[1])].add(part)

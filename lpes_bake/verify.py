@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.families import FAMILIES, Family
 from lpes_bake.source import (
     INDEX_FILE,
+    ROPE_KEYS,
     SINGLE_FILE,
     WEIGHT_SUFFIXES,
     Source,
@@ -40,7 +42,6 @@ Status = Literal["pass", "fail", "skip"]
 
 # What the bake writes into config.json; all else in it is the base model's.
 BAKED_KEYS = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 REQUIRED_AUTO_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 # Loaders put these onto the model without being asked.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -170,8 +171,10 @@ def run(name: str, check: Callable[..., str | None], *arguments: Any) -> Check:
 def guess_family(directory: Path, config: Mapping[str, Any]) -> Family:
     """Which family the directory was baked for, even if somebody edited some of the places that say so."""
     signs = json.dumps([config.get("model_type"), config.get("architectures"), config.get("auto_map")])
+    words = set(re.findall(r"\w+", signs))
     for family in FAMILIES:
-        if family.model_type in signs or family.prefix in signs or (directory / f"{family.module}.py").exists():
+        names = {family.model_type, family.module, family.config, *family.architectures.values()}
+        if names & words or (directory / f"{family.module}.py").exists():
             return family
     raise InputError(
         f"{directory} is not a baked checkpoint (model_type {config.get('model_type')!r}): "
@@ -332,7 +335,7 @@ def validate_card(path: Path) -> str:
 
 def check_base_config(config: Mapping[str, Any], base: Source) -> str:
     """Beyond what the bake changes, config.json is the base model's. RoPE settings have a line of their own."""
-    own = (*BAKED_KEYS, *ROPE_KEYS)
+    own = (*BAKED_KEYS, *ROPE_KEYS, "layer_rope_scaling_types")
     found = {key: value for key, value in config.items() if key not in own}
     wanted = {key: value for key, value in base.config.items() if key not in own}
     for key in sorted({*found, *wanted}):

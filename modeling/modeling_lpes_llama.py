@@ -12,18 +12,18 @@ LlamaForCausalLM: the weights are untouched.
 
 from __future__ import annotations
 
-from torch import nn
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
-    LlamaPreTrainedModel,
     LlamaRotaryEmbedding,
 )
 
 from .layer_rope_scaling import (
     LayerScaledDecoderLayer,
+    LayerScaledForCausalLM,
+    LayerScaledForSequenceClassification,
     LayerScaledModel,
     LayerScaledRotaryEmbedding,
     LpesLlamaConfig,
@@ -42,42 +42,20 @@ class LpesLlamaModel(LayerScaledModel, LlamaModel):
     """The bare model: hidden states out."""
 
     config_class = LpesLlamaConfig
-    _auto_class = "AutoModel"  # so that save_pretrained copies this file too
+    layer_class = LpesLlamaDecoderLayer
+    rotary_class = LpesLlamaRotaryEmbedding
     _no_split_modules = ["LpesLlamaDecoderLayer"]
 
-    def __init__(self, config: LpesLlamaConfig) -> None:
-        super().__init__(config)
-        self.layers = nn.ModuleList(LpesLlamaDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.rotary_emb = LpesLlamaRotaryEmbedding(config)
-        self.post_init()
 
-
-class LpesLlamaForCausalLM(LayerScaledModel, LlamaForCausalLM):
+class LpesLlamaForCausalLM(LayerScaledForCausalLM, LlamaForCausalLM):
     """The language model: logits out."""
 
     config_class = LpesLlamaConfig
-    _auto_class = "AutoModelForCausalLM"
-    _no_split_modules = ["LpesLlamaDecoderLayer"]
-
-    def __init__(self, config: LpesLlamaConfig) -> None:
-        # LlamaForCausalLM.__init__ line for line, but for the class of self.model.
-        LlamaPreTrainedModel.__init__(self, config)
-        self.model = LpesLlamaModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    model_class = LpesLlamaModel
 
 
-class LpesLlamaForSequenceClassification(LayerScaledModel, LlamaForSequenceClassification):
+class LpesLlamaForSequenceClassification(LayerScaledForSequenceClassification, LlamaForSequenceClassification):
     """A score for each label, from the last token."""
 
     config_class = LpesLlamaConfig
-    _auto_class = "AutoModelForSequenceClassification"
-    _no_split_modules = ["LpesLlamaDecoderLayer"]
-
-    def __init__(self, config: LpesLlamaConfig) -> None:
-        LlamaPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.model = LpesLlamaModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
+    model_class = LpesLlamaModel

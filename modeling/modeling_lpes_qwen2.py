@@ -12,18 +12,18 @@ Qwen2ForCausalLM: the weights are untouched.
 
 from __future__ import annotations
 
-from torch import nn
 from transformers.models.qwen2.modeling_qwen2 import (
     Qwen2DecoderLayer,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
     Qwen2Model,
-    Qwen2PreTrainedModel,
     Qwen2RotaryEmbedding,
 )
 
 from .layer_rope_scaling import (
     LayerScaledDecoderLayer,
+    LayerScaledForCausalLM,
+    LayerScaledForSequenceClassification,
     LayerScaledModel,
     LayerScaledRotaryEmbedding,
     LpesQwen2Config,
@@ -42,42 +42,20 @@ class LpesQwen2Model(LayerScaledModel, Qwen2Model):
     """The bare model: hidden states out."""
 
     config_class = LpesQwen2Config
-    _auto_class = "AutoModel"  # so that save_pretrained copies this file too
+    layer_class = LpesQwen2DecoderLayer
+    rotary_class = LpesQwen2RotaryEmbedding
     _no_split_modules = ["LpesQwen2DecoderLayer"]
 
-    def __init__(self, config: LpesQwen2Config) -> None:
-        super().__init__(config)
-        self.layers = nn.ModuleList(LpesQwen2DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.rotary_emb = LpesQwen2RotaryEmbedding(config)
-        self.post_init()
 
-
-class LpesQwen2ForCausalLM(LayerScaledModel, Qwen2ForCausalLM):
+class LpesQwen2ForCausalLM(LayerScaledForCausalLM, Qwen2ForCausalLM):
     """The language model: logits out."""
 
     config_class = LpesQwen2Config
-    _auto_class = "AutoModelForCausalLM"
-    _no_split_modules = ["LpesQwen2DecoderLayer"]
-
-    def __init__(self, config: LpesQwen2Config) -> None:
-        # Qwen2ForCausalLM.__init__ line for line, but for the class of self.model.
-        Qwen2PreTrainedModel.__init__(self, config)
-        self.model = LpesQwen2Model(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    model_class = LpesQwen2Model
 
 
-class LpesQwen2ForSequenceClassification(LayerScaledModel, Qwen2ForSequenceClassification):
+class LpesQwen2ForSequenceClassification(LayerScaledForSequenceClassification, Qwen2ForSequenceClassification):
     """A score for each label, from the last token."""
 
     config_class = LpesQwen2Config
-    _auto_class = "AutoModelForSequenceClassification"
-    _no_split_modules = ["LpesQwen2DecoderLayer"]
-
-    def __init__(self, config: LpesQwen2Config) -> None:
-        Qwen2PreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.model = LpesQwen2Model(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
+    model_class = LpesQwen2Model

@@ -11,10 +11,27 @@ from lpes_bake.search.errors import InputError
 
 @dataclass(frozen=True)
 class Family:
-    """One family: what its base checkpoints are called, and what a baked one is called."""
+    """One family: what its base checkpoints are called, and what a baked one is called.
+
+    base_prefix: what class names begin with in transformers. heads: what they end with, for the classes that exist.
+    language_model: the one with "ForCausalLM", where it begins with something else.
+    """
 
     base_model_type: str
     base_prefix: str
+    heads: tuple[str, ...] = ("ForCausalLM", "ForSequenceClassification", "Model")
+    language_model: str | None = None
+
+    @property
+    def base_config(self) -> str:
+        """The base's config class in transformers."""
+        return f"{self.base_prefix}Config"
+
+    def base_class(self, head: str) -> str:
+        """The base's model class in transformers; head is one of `heads`."""
+        if head == "ForCausalLM" and self.language_model:
+            return self.language_model
+        return f"{self.base_prefix}{head}"
 
     @property
     def model_type(self) -> str:
@@ -25,6 +42,11 @@ class Family:
     def prefix(self) -> str:
         """What class names of this family begin with."""
         return f"Lpes{self.base_prefix}"
+
+    @property
+    def config(self) -> str:
+        """The config class of a baked checkpoint."""
+        return f"Lpes{self.base_config}"
 
     @property
     def module(self) -> str:
@@ -39,26 +61,43 @@ class Family:
     @property
     def architectures(self) -> dict[str, str]:
         """Base architecture name → baked architecture name."""
-        heads = ("ForCausalLM", "ForSequenceClassification", "Model")
-        return {f"{self.base_prefix}{head}": f"{self.prefix}{head}" for head in heads}
+        return {self.base_class(head): f"Lpes{self.base_class(head)}" for head in self.heads}
 
     @property
     def auto_map(self) -> dict[str, str]:
         """`auto_map` of a baked config.json. vLLM needs AutoModel too."""
+        models = {f"Auto{'' if head == 'Model' else 'ModelFor'}{head.removeprefix('For')}": head for head in self.heads}
         return {
-            "AutoConfig": f"{SHARED_MODULE}.{self.prefix}Config",
-            "AutoModel": f"{self.module}.{self.prefix}Model",
-            "AutoModelForCausalLM": f"{self.module}.{self.prefix}ForCausalLM",
-            "AutoModelForSequenceClassification": f"{self.module}.{self.prefix}ForSequenceClassification",
+            "AutoConfig": f"{SHARED_MODULE}.{self.config}",
+            **{auto: f"{self.module}.{self.architectures[self.base_class(head)]}" for auto, head in models.items()},
         }
 
 
 # The module that all families share. transformers before 4.57 resolves a relative import in a
 # directory with a dot in its name (Qwen2.5-…) only when that module is loaded already, and the
-# config's always is: so this one file holds the config classes and all that modeling files share.
+# config's always is: so this one file makes the config classes and holds all that modeling files share.
 SHARED_MODULE = "layer_rope_scaling"
 
-FAMILIES = (Family("llama", "Llama"), Family("qwen2", "Qwen2"))
+# Granite and Cohere have no classifier, and OLMo 2 only in versions of transformers that are newer than its model.
+WITHOUT_CLASSIFIER = ("ForCausalLM", "Model")
+FAMILIES = (
+    Family("llama", "Llama"),
+    Family("qwen2", "Qwen2"),
+    Family("mistral", "Mistral"),
+    Family("qwen3", "Qwen3"),
+    Family("phi3", "Phi3"),
+    Family("olmo2", "Olmo2", WITHOUT_CLASSIFIER),
+    Family("granite", "Granite", WITHOUT_CLASSIFIER),
+    Family("smollm3", "SmolLM3"),
+    Family("mixtral", "Mixtral"),
+    Family("qwen3_moe", "Qwen3Moe"),
+    Family("stablelm", "StableLm"),
+    Family("gpt_neox", "GPTNeoX"),
+    Family("gemma2", "Gemma2"),
+    Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM"),
+    Family("cohere", "Cohere", WITHOUT_CLASSIFIER),
+    Family("glm4", "Glm4"),
+)
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:

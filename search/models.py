@@ -48,7 +48,7 @@ def load_scaled(
         device_map = {"": device}
     shared = importlib.import_module(f"lpes_bake.modeling.{SHARED_MODULE}")
     modeling = importlib.import_module(f"lpes_bake.modeling.{family.module}")
-    config_class = getattr(shared, f"{family.prefix}Config")
+    config_class = getattr(shared, family.config)
     identity = [1.0] * int(config_dict["num_hidden_layers"])
     config = config_class.from_dict(
         {
@@ -57,7 +57,7 @@ def load_scaled(
             "layer_rope_scaling": identity if factors is None else list(factors),
         }
     )
-    model_class = getattr(modeling, f"{family.prefix}ForCausalLM")
+    model_class = getattr(modeling, family.architectures[family.base_class("ForCausalLM")])
     if device_map is not None:
         kwargs["device_map"] = device_map
     model = load_whole(model_class, model_dir, config=config, torch_dtype=dtype, **kwargs)
@@ -88,6 +88,19 @@ def load_whole(model_class: Any, model_dir: Path, **kwargs: Any) -> Any:
     if missing := sorted(info["missing_keys"]):
         raise InputError(f"{model_dir} lacks weights of {model_class.__name__}: {', '.join(missing[:3])}")
     return model
+
+
+def head_logits(model: Any, hidden: Any) -> Any:
+    """Logits (…, vocabulary) of last hidden states (…, hidden_size), as the model's own forward makes them."""
+    logits = model.get_output_embeddings()(hidden)
+    # Granite's, Cohere's and Gemma's forward does this to them; other configs have no such fields.
+    if divisor := getattr(model.config, "logits_scaling", None):
+        logits = logits / divisor
+    if factor := getattr(model.config, "logit_scale", None):
+        logits = logits * factor
+    if cap := getattr(model.config, "final_logit_softcapping", None):
+        logits = (logits / cap).tanh() * cap
+    return logits
 
 
 def set_factors(model: Any, factors: Sequence[float]) -> None:

@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, set_factors
+from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, head_logits, set_factors
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.tasks import Task
 
@@ -132,9 +132,8 @@ class Scorer:
         """model: what `load_scaled` gives. contexts: what `take` gives, encoded by this model's tokenizer.
 
         batch_size: contexts in a batch; None lets the device decide. shared_prefixes=False computes every
-        prompt whole and by itself, as is always done for models whose frequencies depend on the length of the
-        call (dynamic, longrope) or whose window slides. checkpointing: whether `gradient` computes a layer's
-        activations twice instead of keeping them; None does so on anything but a CPU.
+        prompt whole and by itself, as is always done where rows cannot (see `rows_fit`). checkpointing: whether
+        `gradient` computes a layer's activations twice instead of keeping them; None does so on anything but a CPU.
 
         Raises InputError when a prompt with its answer is longer than the model's positions.
         """
@@ -143,12 +142,6 @@ class Scorer:
         self.checkpointing = self.device.type != "cpu" if checkpointing is None else checkpointing
         # transformers 5.24 renamed it.
         self._cache_name = "cache" if "cache" in signature(model.base_model.forward).parameters else "past_key_values"
-        self.plain = (
-            not shared_prefixes
-            or model.base_model.rotary_emb.rope_type in LENGTH_DEPENDENT
-            or bool(getattr(model.config, "use_sliding_window", False))
-        )
-        self.batch_size = 1 if self.plain else batch_size
         self.batch_tokens = BATCH_TOKENS.get(self.device.type, 4096)
         self.positions = tuple(one.example.position for one in contexts[0])
         if any(tuple(one.example.position for one in context) != self.positions for context in contexts):
@@ -157,14 +150,17 @@ class Scorer:
             [_Question(one.example, one.prompt, one.answer, number, column) for column, one in enumerate(context)]
             for number, context in enumerate(contexts)
         ]
-        self._check_lengths([question for context in questions for question in context])
+        longest = self._longest([question for context in questions for question in context])
+        self.plain = not (shared_prefixes and rows_fit(model, longest))
+        self.batch_size = 1 if self.plain else batch_size
         # Of each context: one chain, or in plain mode one a question.
         self._chains: list[list[_Chain]] = [
             [[_Row([question], 0)] for question in context] if self.plain else [_chain(context)]
             for context in questions
         ]
 
-    def _check_lengths(self, questions: Sequence[_Question]) -> None:
+    def _longest(self, questions: Sequence[_Question]) -> int:
+        """Tokens of the longest prompt with its answer; InputError where the model has fewer positions."""
         generated = self.task.max_new_tokens if self.task.generates else 0
         longest = max(len(one.prompt) + max(len(one.answer), generated) for one in questions)
         limit = self.model.config.max_position_embeddings
@@ -173,6 +169,7 @@ class Scorer:
                 f"the longest prompt with its answer has {longest} tokens, but the model has only {limit} positions "
                 "(max_position_embeddings); use shorter contexts"
             )
+        return longest
 
     def score(
         self,
@@ -360,7 +357,7 @@ class Scorer:
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """For each question: the log-probabilities of its answer's tokens, and the likeliest tokens in their places."""
         answers = [question.answer for row in rows for question in row.questions]
-        logits = self.model.lm_head(hidden)
+        logits = head_logits(self.model, hidden)
         # float32, or more where the model has more.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         targets = torch.tensor([token for answer in answers for token in answer], device=logits.device)
@@ -430,7 +427,7 @@ class Scorer:
             token[index] = self._tensor(tokens)
             states = self._call(token, place, seen, cache)
             place = place + 1
-            best: list[int] = self.model.lm_head(states[index]).argmax(-1).tolist()
+            best: list[int] = head_logits(self.model, states[index]).argmax(-1).tolist()
             return best
 
         return advance
@@ -447,7 +444,7 @@ class Scorer:
                 input_ids=self._tensor([[*unread, *tokens]]), use_cache=True, **{self._cache_name: cache}
             )
             cache, unread = output[self._cache_name], []
-            return [int(self.model.lm_head(output.last_hidden_state[0, -1]).argmax())]
+            return [int(head_logits(self.model, output.last_hidden_state[0, -1]).argmax())]
 
         return advance
 
@@ -588,6 +585,22 @@ def row_attention(
 ALL_ATTENTION_FUNCTIONS[ROW_ATTENTION] = row_attention
 
 
+def rows_fit(model: Any, longest: int) -> bool:
+    """Whether `row_attention` gives what the model's own attention gives, for prompts of up to `longest` tokens.
+
+    It does not for frequencies that depend on the length of a call (dynamic, longrope), for a window that
+    slides within a prompt, and for attention scores that are capped (Gemma 2).
+    """
+    config, rope_type = model.config, model.base_model.rotary_emb.rope_type
+    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
+    if not {*rope_types}.isdisjoint(LENGTH_DEPENDENT) or getattr(config, "attn_logit_softcapping", None):
+        return False
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "use_sliding_window", True) if kinds is None else {*kinds} != {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return not slides or window is None or longest <= window
+
+
 def _ends(model: Any) -> set[int]:
     """The tokens that end a text."""
     ends = model.generation_config.eos_token_id
@@ -604,8 +617,9 @@ def memory_estimate(
 ) -> int:
     """Bytes on paper for one context of `tokens` tokens: to score it, or with gradient=True to differentiate it.
 
-    config: a Llama's or Qwen2's; its weights are counted in dtype, quantised or not. With b bytes a number, hidden
-    size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
+    config: its weights are counted in dtype, quantised or not, as a Llama's: other families differ by little. Of a
+    mixture of experts all count for the weights, and those that a token meets for a layer. With b bytes a number,
+    hidden size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
 
         weights       b · (v·h, twice unless tied, + L · (2·h·q + 2·h·k + 3·h·i + 2·h) + h)
         layer         tokens · (8·h + b · (4·q + 4·k + 3·i + rows)): what a layer keeps for its backward pass:
@@ -622,14 +636,20 @@ def memory_estimate(
     size = dtype.itemsize
     hidden, inner, layers = int(config.hidden_size), int(config.intermediate_size), int(config.num_hidden_layers)
     vocabulary = int(config.vocab_size)
-    heads, key_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    # GPT-NeoX has a key head for each head, and no name for it.
+    heads = int(config.num_attention_heads)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    experts = int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0)
+    if experts:
+        inner = int(getattr(config, "moe_intermediate_size", None) or inner)
+    met = inner * int(config.num_experts_per_tok) if experts else inner
     head = int(getattr(config, "head_dim", None) or hidden // heads)
     queries, keys = heads * head, key_heads * head
-    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner * (experts or 1) + 2 * hidden
     embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
     weights = size * (embeddings + layers * matrices + hidden)
     rows = heads // key_heads * PACKED_TOKENS
-    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * inner + rows))
+    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * met + rows))
     logits = PACKED_TOKENS * vocabulary * (2 * size + 8)
     if not gradient:
         return weights + layer + logits + tokens * 2 * layers * keys * size

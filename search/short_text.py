@@ -356,8 +356,7 @@ class Drift:
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         """(tokens − 1, vocabulary): what predicts each token but the first."""
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits: torch.Tensor = self.model.lm_head(hidden[0, :-1])
+        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
         return logits
 
     def _scores(self, scores: Sequence[tuple[float, float]], paragraphs: slice) -> TextScores:

@@ -7,23 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.families import TINY, TINY_FAMILIES, family_named
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {
-    "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-    # Large, so that logits depend strongly on positions and a lost factor cannot hide.
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +36,14 @@ def write_tokenizer(path: Path) -> None:
 
 
 def write_tiny(path: Path, family: str, **changes: object) -> Path:
-    """A tiny random checkpoint of `family` ("llama" or "qwen2") with a tokenizer."""
+    """A tiny random checkpoint of `family`, named by its model_type, with a tokenizer."""
     import torch
     import transformers
 
-    prefix = {"llama": "Llama", "qwen2": "Qwen2"}[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**TINY, **changes})
+    entry = family_named(family)
+    config = getattr(transformers, entry.base_config)(**{**TINY, **TINY_FAMILIES[family].config, **changes})
     torch.manual_seed(0)
-    getattr(transformers, f"{prefix}ForCausalLM")(config).save_pretrained(path)
+    getattr(transformers, entry.base_class("ForCausalLM"))(config).save_pretrained(path)
     write_tokenizer(path)
     return path
 

@@ -7,6 +7,7 @@ base class with hand-written rotary tables.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import math
 from pathlib import Path
@@ -17,12 +18,16 @@ import torch
 import transformers
 from transformers import StaticCache
 
-from lpes_bake.modeling import layer_rope_scaling, modeling_lpes_llama, modeling_lpes_qwen2
-from tests.conftest import TINY
+from lpes_bake.modeling import layer_rope_scaling
+from lpes_bake.search.families import FAMILIES
+from tests.families import TINY, TINY_FAMILIES, family_named
 
-FAMILIES = ("llama", "qwen2")
-PREFIX = {"llama": "Llama", "qwen2": "Qwen2"}
-MODULE = {"llama": modeling_lpes_llama, "qwen2": modeling_lpes_qwen2}
+# What the families share is tried on these two in all its variants.
+PAIR = ("llama", "qwen2")
+EACH_FAMILY = pytest.mark.parametrize("family", TINY_FAMILIES)
+EACH_ROPE = pytest.mark.parametrize(
+    ("family", "rope"), [(family, rope) for family, tiny in TINY_FAMILIES.items() for rope in tiny.ropes]
+)
 FACTORS = [0.25, 4.0, 1.0, 2.0]
 ROPE_TYPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -46,29 +51,44 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_config(cls: Any, rope: str, **changes: Any) -> Any:
-    """A tiny config whose prompts of 3,000 tokens lie beyond the positions it claims."""
-    fields = {**TINY, "max_position_embeddings": 1024, "rope_theta": 10000.0, **changes}
+def make_config(family: str, rope: str = "default", **changes: Any) -> Any:
+    """A tiny config whose prompts of 3,000 tokens lie beyond the positions it claims; the scaled one, given factors."""
+    entry = family_named(family)
+    fields = {**TINY, **TINY_FAMILIES[family].config, "max_position_embeddings": 1024, "rope_theta": 10000.0, **changes}
     if ROPE_TYPES[rope]:
         fields["rope_scaling"] = copy.deepcopy(ROPE_TYPES[rope])
-    return cls(**fields)
+    if "layer_rope_scaling" in changes:
+        return getattr(layer_rope_scaling, entry.config)(**fields)
+    return getattr(transformers, entry.base_config)(**fields)
 
 
 def make_base(family: str, rope: str = "default", head: str = "ForCausalLM", **changes: Any) -> Any:
-    config = make_config(getattr(transformers, f"{PREFIX[family]}Config"), rope, **changes)
+    config = make_config(family, rope, **changes)
     torch.manual_seed(0)
-    return getattr(transformers, f"{PREFIX[family]}{head}")(config).eval()
+    return getattr(transformers, family_named(family).base_class(head))(config).eval()
+
+
+def scaled_class(family: str, head: str = "ForCausalLM") -> Any:
+    entry = family_named(family)
+    module = importlib.import_module(f"lpes_bake.modeling.{entry.module}")
+    return getattr(module, entry.architectures[entry.base_class(head)])
 
 
 def make_scaled(
     base: Any, family: str, factors: list[float], rope: str = "default", head: str = "ForCausalLM", **changes: Any
 ) -> Any:
     """The scaled model with the weights of `base`."""
-    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
-    config = make_config(config_class, rope, layer_rope_scaling=factors, **changes)
-    scaled = getattr(MODULE[family], f"Lpes{PREFIX[family]}{head}")(config).eval()
+    config = make_config(family, rope, layer_rope_scaling=factors, **changes)
+    scaled = scaled_class(family, head)(config).eval()
+    assert scaled.state_dict().keys() == base.state_dict().keys()
     scaled.load_state_dict(base.state_dict())
     return scaled
+
+
+def two_layers(family: str) -> dict[str, Any]:
+    """Changes that leave the first two layers of a tiny config."""
+    lists = {name: value[:2] for name, value in TINY_FAMILIES[family].config.items() if isinstance(value, list)}
+    return {"num_hidden_layers": 2, **lists}
 
 
 def tokens(length: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -81,31 +101,33 @@ def logits(model: Any, ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     return out
 
 
-def scale_by_hand(base: Any, factors: list[float]) -> None:
+def scale_by_hand(base: Any, factors: list[float], interleaved: bool) -> None:
     """Give each layer of a base model its own (cos, sin), from its own rotary's inv_freq.
 
     Angles are rounded to float32, as the library's are: 3,000 tokens on, the rounding is not small.
     """
-    rotary = base.model.rotary_emb
+    rotary = base.base_model.rotary_emb
 
-    def hook(factor: float) -> Any:
+    def hook(layer: int, factor: float) -> Any:
+        # Gemma 3 has a table for each kind of layers.
+        kind = f"{base.config.layer_types[layer]}_" if isinstance(rotary.rope_type, dict) else ""
+
         def replace(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             cos, _ = kwargs["position_embeddings"]
-            frequencies = (rotary.inv_freq.double() / factor).float()
+            frequencies = (getattr(rotary, f"{kind}inv_freq").double() / factor).float()
             angles = torch.stack([torch.outer(row.float(), frequencies) for row in kwargs["position_ids"]]).double()
-            angles = torch.cat((angles, angles), -1)
-            scale = rotary.attention_scaling
+            angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+            scale = getattr(rotary, f"{kind}attention_scaling")
             kwargs["position_embeddings"] = ((angles.cos() * scale).to(cos), (angles.sin() * scale).to(cos))
             return args, kwargs
 
         return replace
 
-    for layer, factor in zip(base.model.layers, factors, strict=True):
-        layer.register_forward_pre_hook(hook(factor), with_kwargs=True)
+    for layer, (module, factor) in enumerate(zip(base.base_model.layers, factors, strict=True)):
+        module.register_forward_pre_hook(hook(layer, factor), with_kwargs=True)
 
 
-@pytest.mark.parametrize("rope", ROPE_TYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_ROPE
 def test_factors_of_one_give_the_very_bits_of_the_base(family: str, rope: str) -> None:
     base = make_base(family, rope)
     scaled = make_scaled(base, family, [1.0] * 4, rope)
@@ -115,25 +137,41 @@ def test_factors_of_one_give_the_very_bits_of_the_base(family: str, rope: str) -
         assert torch.equal(logits(base, ids), logits(scaled, ids)), length
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.3, 4.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
+def test_factors_of_one_give_the_very_bits_of_the_base_in_16_bits(family: str) -> None:
+    base = make_base(family)
+    scaled = make_scaled(base, family, [1.0] * 4)
+    for parameter in (*base.parameters(), *scaled.parameters()):
+        # As from_pretrained does: .to() would round the base's frequencies too.
+        parameter.data = parameter.data.to(torch.bfloat16)
+    for length in (20, 300):
+        ids = tokens(length)
+        assert torch.equal(logits(base, ids), logits(scaled, ids)), length
+
+
+@pytest.mark.parametrize(
+    ("family", "factor"),
+    [(family, 1.3) for family, tiny in TINY_FAMILIES.items() if tiny.linear]
+    + [(family, factor) for family in PAIR for factor in (0.5, 4.0)],
+)
 def test_a_uniform_factor_is_position_interpolation(family: str, factor: float) -> None:
     base = make_base(family)
     linear = make_base(family, rope_scaling={"rope_type": "linear", "factor": factor})
     linear.load_state_dict(base.state_dict())
-    scaled = make_scaled(base, family, [factor] * 4)
+    # Gemma 3's rope_scaling is for its layers with full attention only.
+    kinds = base.config.layer_types if family == "gemma3_text" else ["full_attention"] * 4
+    scaled = make_scaled(base, family, [factor if kind == "full_attention" else 1.0 for kind in kinds])
     for length in (20, 3001):
         ids = tokens(length)
         torch.testing.assert_close(logits(scaled, ids), logits(linear, ids), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("rope", ROPE_TYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_ROPE
 def test_every_rope_type_composes(family: str, rope: str) -> None:
     base = make_base(family, rope)
     scaled = make_scaled(base, family, FACTORS, rope)
     plain = {length: logits(base, tokens(length)) for length in (20, 3001)}
-    scale_by_hand(base, FACTORS)
+    scale_by_hand(base, FACTORS, TINY_FAMILIES[family].interleaved)
     for length, unscaled in plain.items():
         ids = tokens(length)
         expected, got = logits(base, ids), logits(scaled, ids)
@@ -141,7 +179,7 @@ def test_every_rope_type_composes(family: str, rope: str) -> None:
         assert (got - unscaled).abs().max() > 0.5, "the factors must matter for this test to mean anything"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_a_factor_changes_its_own_layer_and_later_ones_only(family: str) -> None:
     base = make_base(family)
     ids = tokens(300)
@@ -151,8 +189,11 @@ def test_a_factor_changes_its_own_layer_and_later_ones_only(family: str) -> None
     assert [torch.equal(b, a) for b, a in zip(before, after, strict=True)] == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("rope", ["default", "yarn", "llama3"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [(family, "default") for family in TINY_FAMILIES]
+    + [(family, rope) for family in PAIR for rope in ("yarn", "llama3")],
+)
 def test_cached_generation_equals_uncached(family: str, rope: str) -> None:
     scaled = make_scaled(make_base(family, rope), family, FACTORS, rope)
     ids = tokens(300)
@@ -163,7 +204,7 @@ def test_cached_generation_equals_uncached(family: str, rope: str) -> None:
     assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_left_padding_equals_single(family: str) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     short, long = tokens(290, seed=1), tokens(400, seed=2)
@@ -201,23 +242,26 @@ def decode_compiled(model: Any, ids: torch.Tensor, steps: int) -> tuple[torch.Te
     return sequence, graphs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_static_cache_and_fullgraph_compile(family: str) -> None:
-    base = make_base(family)
+    # Tracing a layer takes half a second: two layers show what four would.
+    base = make_base(family, **two_layers(family))
+    scaled = make_scaled(base, family, FACTORS[:2], **two_layers(family))
     ids = tokens(40)
     try:
-        _, graphs_of_base = decode_compiled(base, ids, steps=6)
+        sequence, graphs = decode_compiled(scaled, ids, steps=3)
     except torch._dynamo.exc.Unsupported:
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            decode_compiled(base, ids, steps=3)
         pytest.skip("the base model itself does not compile to one graph with these versions")
-    scaled = make_scaled(base, family, FACTORS)
-    sequence, graphs = decode_compiled(scaled, ids, steps=6)
-    assert torch.equal(sequence, scaled.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None))
-    # Nothing is compiled again for a layer, or for a token.
-    assert graphs == graphs_of_base
+    assert torch.equal(sequence, scaled.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None))
+    # Nothing is compiled again for a layer, or for a token: a graph for the prompt, and one for all tokens that follow.
+    # Where a window slides, the base has more.
+    assert graphs == 2 or graphs == decode_compiled(base, ids, steps=3)[1]
 
 
 @pytest.mark.parametrize("length", [50, 300])
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_gradient_checkpointing_gives_the_same_loss_and_gradients(family: str, length: int) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS).train()
     ids = tokens(length)
@@ -239,24 +283,29 @@ def test_gradient_checkpointing_gives_the_same_loss_and_gradients(family: str, l
 
 
 @pytest.mark.parametrize("cast", [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.bfloat16()])
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_frequencies_survive_every_cast_in_float32(family: str, cast: Any) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
-    rotary = scaled.model.rotary_emb
-    frequencies = rotary.inv_freq.clone()
+    rotary = scaled.base_model.rotary_emb
+    kinds = [kind for kind in ("full_attention", "sliding_attention") if hasattr(rotary, f"{kind}_inv_freq")]
+    name = "_".join([*kinds[:1], "inv_freq"])
+    buffers = {name: buffer.clone() for name, buffer in rotary.named_buffers()}
     cast(scaled)
     assert scaled.dtype in (torch.float16, torch.bfloat16)
-    assert rotary.inv_freq.dtype == rotary.layer_rope_scaling.dtype == torch.float32
-    assert torch.equal(rotary.inv_freq, frequencies)
+    assert {name, "layer_rope_scaling"} <= set(buffers)
+    for key, buffer in rotary.named_buffers():
+        assert buffer.dtype == torch.float32
+        assert torch.equal(buffer, buffers[key])
     # What a rounded frequency would get wrong: the table far into a prompt.
-    cos, _ = layer_rope_scaling.layer_tables(rotary(torch.zeros(1), torch.tensor([[6001]])), 3, torch.float32)
-    exact = torch.cos(6001.0 * frequencies[1].double() / FACTORS[3])
-    assert math.isclose(cos[0, 0, 1], exact, abs_tol=5e-3)
+    shared = rotary(torch.zeros(1), torch.tensor([[6001]]), *kinds[:1])
+    cos, _ = layer_rope_scaling.layer_tables(shared, 3, torch.float32)
+    exact = torch.cos(6001.0 * buffers[name][1].double() / FACTORS[3])
+    assert math.isclose(cos[0, 0, 2 if TINY_FAMILIES[family].interleaved else 1], exact, abs_tol=5e-3)
 
 
 @pytest.mark.parametrize("tokens_in_call", [1, 256, 257, 3000])
 def test_tables_made_at_once_and_on_demand_are_the_same(tokens_in_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rotary = make_scaled(make_base("llama"), "llama", FACTORS).model.rotary_emb
+    rotary = make_scaled(make_base("llama"), "llama", FACTORS).base_model.rotary_emb
     positions = torch.arange(tokens_in_call)[None] + 17
     tables = []
     for few in (0, 10_000):
@@ -283,36 +332,35 @@ def test_tables_made_at_once_and_on_demand_are_the_same(tokens_in_call: int, mon
         (2.0, "got 2.0"),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAIR)
 def test_bad_factors_are_refused_with_field_value_and_number_of_layers(family: str, factors: Any, said: str) -> None:
-    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
     with pytest.raises(ValueError, match="layer_rope_scaling must be a list of 4 positive finite numbers") as error:
-        make_config(config_class, "default", layer_rope_scaling=factors)
+        make_config(family, layer_rope_scaling=factors)
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_a_model_without_factors_is_refused_not_silently_plain(family: str) -> None:
-    config = make_config(getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config"), "default")
+    config = make_config(family, layer_rope_scaling=None)
     with pytest.raises(ValueError, match=r"layer_rope_scaling must be a list of 4 .* got None"):
-        getattr(MODULE[family], f"Lpes{PREFIX[family]}ForCausalLM")(config)
+        scaled_class(family)(config)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAIR)
 def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     scaled.save_pretrained(tmp_path)
     ids = tokens(300)
     for options in ({}, {"torch_dtype": torch.bfloat16}, {"device_map": "cpu"}, {"low_cpu_mem_usage": True}):
         again = type(scaled).from_pretrained(tmp_path, **options)
-        rotary = again.model.rotary_emb
+        rotary = again.base_model.rotary_emb
         assert rotary.layer_rope_scaling.tolist() == again.config.layer_rope_scaling == FACTORS
-        assert torch.equal(rotary.inv_freq, scaled.model.rotary_emb.inv_freq)
+        assert torch.equal(rotary.inv_freq, scaled.base_model.rotary_emb.inv_freq)
         if again.dtype == torch.float32:
             assert torch.equal(logits(again, ids), logits(scaled, ids))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAIR)
 def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Path) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     scaled.save_pretrained(tmp_path / "model")
@@ -324,19 +372,18 @@ def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAIR)
 def test_rope_settings_are_found_as_either_major_version_writes_them(family: str, theta: float) -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     base = make_base(family, rope_theta=theta, rope_scaling=scaling)
-    config_class = getattr(layer_rope_scaling, f"Lpes{PREFIX[family]}Config")
-    model_class = getattr(MODULE[family], f"Lpes{PREFIX[family]}ForCausalLM")
+    config_class = getattr(layer_rope_scaling, family_named(family).config)
     ids = tokens(300)
     for written in (
         {"rope_theta": theta, "rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_theta": theta, "rope_scaling": {**scaling, "type": "linear"}},
         {"rope_parameters": {"rope_theta": theta, **scaling}},
     ):
-        scaled = model_class(config_class(layer_rope_scaling=[1.0] * 4, **TINY, **written)).eval()
+        scaled = scaled_class(family)(config_class(layer_rope_scaling=[1.0] * 4, **TINY, **written)).eval()
         scaled.load_state_dict(base.state_dict())
         assert torch.equal(logits(scaled, ids), logits(base, ids)), written
 
@@ -344,10 +391,26 @@ def test_rope_settings_are_found_as_either_major_version_writes_them(family: str
 def test_factors_can_be_changed_in_place() -> None:
     base = make_base("llama")
     scaled = make_scaled(base, "llama", [1.0] * 4)
-    scaled.model.rotary_emb.set_layer_rope_scaling(FACTORS)
+    scaled.base_model.rotary_emb.set_layer_rope_scaling(FACTORS)
     ids = tokens(300)
     assert torch.equal(logits(scaled, ids), logits(make_scaled(base, "llama", FACTORS), ids))
     assert scaled.config.layer_rope_scaling == FACTORS
+
+
+def test_kinds_of_layers_that_are_left_out_are_the_bases() -> None:
+    base = make_base("gemma3_text")
+    scaled = make_scaled(base, "gemma3_text", FACTORS, layer_rope_scaling_types=["sliding_attention"])
+    alike = make_scaled(base, "gemma3_text", [1.0, 4.0, 1.0, 2.0])
+    for length in (20, 300):
+        ids = tokens(length)
+        assert torch.equal(logits(scaled, ids), logits(alike, ids))
+        assert not torch.allclose(logits(scaled, ids), logits(base, ids), atol=0.1)
+
+
+@pytest.mark.parametrize("kinds", [["full"], [], ["full_attention", "all"]])
+def test_kinds_of_layers_that_do_not_exist_are_refused(kinds: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"must name some of \['full_attention', 'sliding_attention'\]; got"):
+        make_config("gemma3_text", layer_rope_scaling=FACTORS, layer_rope_scaling_types=kinds)
 
 
 def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
@@ -362,7 +425,7 @@ def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
         assert not torch.equal(*seen)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAIR)
 def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     scaled = make_scaled(make_base(family), family, FACTORS)
@@ -378,8 +441,10 @@ def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     assert not torch.allclose(logits(again, ids), plain, atol=1e-2)
 
 
-@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [(family, head) for family in TINY_FAMILIES for head in family_named(family).heads if head != "ForCausalLM"],
+)
 def test_other_heads_are_the_base_with_factors_of_one_and_differ_with_others(family: str, head: str) -> None:
     base = make_base(family, head=head)
     ids = tokens(300)
@@ -392,16 +457,28 @@ def test_other_heads_are_the_base_with_factors_of_one_and_differ_with_others(fam
 def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
     import ast
 
-    for module in (layer_rope_scaling, modeling_lpes_llama, modeling_lpes_qwen2):
-        assert module.__file__ is not None
-        source = Path(module.__file__).read_text()
+    assert layer_rope_scaling.__file__ is not None
+    folder = Path(layer_rope_scaling.__file__).parent
+    for name in {name for family in FAMILIES for name in family.files}:
+        source = (folder / name).read_text()
         names = set()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add("." if node.level else str(node.module).split(".")[0])
-        assert names <= {"__future__", "collections", "math", "typing", "torch", "transformers", "."}
+        assert names <= {
+            "__future__",
+            "collections",
+            "functools",
+            "importlib",
+            "inspect",
+            "math",
+            "typing",
+            "torch",
+            "transformers",
+            ".",
+        }
         header = source.split('"""')[1]
         for part in ("What this does", "arXiv 2606.27705", "How to get the base model back"):
             assert part in header

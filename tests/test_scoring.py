@@ -272,6 +272,17 @@ def test_rope_types_and_windows_score_and_generate_as_plain_passes(
     assert [text for context in scores.outputs for text in context] == expected
 
 
+def test_prefixes_are_shared_as_long_as_no_prompt_reaches_beyond_the_window(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_tiny(tmp_path / "any", "mistral"))
+    contexts = contexts_of(TASK, tokenizer, 2)
+    longest = max(len(one.prompt) + len(one.answer) for one in flat(contexts))
+    for window, plain in ((longest, False), (longest - 1, True), (longest // 2, True)):
+        model = float64(write_tiny(tmp_path / str(window), "mistral", sliding_window=window))
+        scorer = Scorer(model, tokenizer, TASK, contexts)
+        assert scorer.plain == plain
+        same(scorer.score(FACTORS).logprob.flatten(), plain_scores(model, contexts).logprob)
+
+
 def test_tokens_are_counted_without_padding_and_sharing_saves_them(tiny_llama: Path) -> None:
     model, tokenizer = load_scaled(tiny_llama, dtype=torch.float32), tokenizer_of(tiny_llama)
     contexts = contexts_of(TASK, tokenizer)
@@ -588,20 +599,24 @@ def test_memory_on_paper_is_what_a_backward_pass_keeps(
 
 
 def test_memory_on_paper_counts_all_weights(tiny_qwen2: Path, tmp_path: Path) -> None:
-    for path in (tiny_qwen2, write_tiny(tmp_path, "llama", tie_word_embeddings=True, head_dim=16)):
+    llama = write_tiny(tmp_path / "llama", "llama", tie_word_embeddings=True, head_dim=16)
+    for path in (tiny_qwen2, llama, write_tiny(tmp_path / "mixtral", "mixtral")):
         model = load_scaled(path, dtype=torch.bfloat16)
-        names = [name for name, _ in model.named_parameters() if not name.endswith("bias")]
+        # Biases and routers are small.
+        names = [name for name, _ in model.named_parameters() if not name.endswith(("bias", ".gate.weight"))]
         expected = sum(2 * model.get_parameter(name).numel() for name in names)
         logits = scoring.PACKED_TOKENS * 256 * 12
         assert memory_estimate(model.config, 0, torch.bfloat16) == expected + logits
 
 
 def test_a_7b_model_at_4k_tokens_fits_80_gigabytes() -> None:
-    from transformers import LlamaConfig
+    from transformers import GPTNeoXConfig, LlamaConfig
 
     # The library's default Llama is the 7B one.
     assert 14e9 < memory_estimate(LlamaConfig(), 4096, torch.bfloat16) < 20e9
     assert 30e9 < memory_estimate(LlamaConfig(), 4096, torch.bfloat16, checkpointing=False) < 40e9
+    # GPT-NeoX, whose MLP has two matrices and not three, and whose config names no key heads: the 20B model.
+    assert 40e9 < memory_estimate(GPTNeoXConfig(), 0, torch.bfloat16, gradient=False) < 60e9
 
 
 # Loading

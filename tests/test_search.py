@@ -153,7 +153,7 @@ def test_the_comparison_is_of_what_nobody_chose_by(whole: Path) -> None:
     assert f"{mean:+.4f}, 95 % interval" in content["message"] and "16 contexts" in content["message"]
     scores = without_date(whole)["scores"]
     assert scores["tasks"][0]["difference"] == task["difference"] and scores["text"] == content["report"]["text"]
-    assert scores["text"]["paragraphs"] == 7
+    assert scores["text"]["paragraphs"] == 6
 
 
 def test_tokens_are_those_of_all_units_by_phase(whole: Path) -> None:

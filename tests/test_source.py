@@ -176,6 +176,55 @@ def test_both_layouts_of_rope_settings_say_the_same(
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "settings"),
+    [
+        # A part of the dimensions rotates: StableLM, and GPT-NeoX with its own names.
+        (
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}},
+            {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25},
+        ),
+        (
+            {"rotary_emb_base": 10000, "rotary_pct": 0.25},
+            {"rope_parameters": {"rope_theta": 10000, "rope_type": "default", "partial_rotary_factor": 0.25}},
+            {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25},
+        ),
+        # Two tables: Gemma 3.
+        (
+            {
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+                    "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+                }
+            },
+            {
+                "rope_theta": 1e6,
+                "rope_type": "linear",
+                "factor": 8.0,
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+        ),
+    ],
+    ids=["partial", "gpt_neox", "two tables"],
+)
+def test_rope_settings_of_some_families_are_found_in_both_layouts(
+    old: dict[str, Any], new: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert rope_settings(old, "m") == rope_settings(new, "m") == settings
+
+
+def test_a_table_of_two_without_theta_is_refused() -> None:
+    tables = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}
+    with pytest.raises(InputError, match=r"no rope_theta, neither at its top nor in rope_parameters.sliding_attention"):
+        rope_settings({"rope_parameters": tables}, "m")
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rope_parameters": {"rope_type": "default"}}, "no rope_theta"),
@@ -196,6 +245,8 @@ def test_both_layouts_of_rope_settings_say_the_same(
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"layer_rope_scaling_types": ["full"]}, "['full']"),
+        ({"layer_rope_scaling_types": []}, "full_attention, sliding_attention or both"),
     ],
 )
 def test_settings_that_would_go_wrong_silently_are_refused(model: Path, changes: dict[str, Any], message: str) -> None:

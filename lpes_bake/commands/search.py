@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Find one RoPE scaling factor a layer for MODEL that makes it read all places of a prompt well.
 
-    MODEL is a local directory or a name on the Hub, of a Llama or Qwen2 model with its tokenizer.
+    MODEL is a local directory or a name on the Hub, of a model of a known family with its tokenizer.
 
     An optimizer searches curves over layer depth, by how well the model answers questions whose evidence
     stands at several places. The best candidates meet on other questions, and the winner is compared with

@@ -1,0 +1,107 @@
+"""Every family bakes, loads as a stranger loads it, verifies, and is scored as its plain forward pass says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lpes_bake
+from lpes_bake.export import bake
+from lpes_bake.factors import Factors
+from lpes_bake.search.families import FAMILIES
+from lpes_bake.search.kv_retrieval import KVRetrieval
+from lpes_bake.search.models import load_scaled, set_factors
+from lpes_bake.search.scoring import Scorer
+from lpes_bake.source import open_source
+from lpes_bake.verify import verify
+from tests.conftest import write_tiny
+from tests.families import TINY_FAMILIES
+from tests.test_scoring import contexts_of, plain_scores, same, tokenizer_of
+
+EACH_FAMILY = pytest.mark.parametrize("family", TINY_FAMILIES)
+FACTORS = (0.5, 1.3, 0.8, 2.0)
+TASK = KVRetrieval(pairs=5, key_width=4)
+# Started by its path, never imported.
+LIVE_CHECKS = str(Path(lpes_bake.__file__).with_name("live_checks.py"))
+# The live checks of `verify`, of all families in one process a part: a process of each family's own takes seconds.
+ALL_LIVE_CHECKS = """
+import runpy, sys
+from pathlib import Path
+script, part, root = sys.argv[1:]
+names = runpy.run_path(script)
+for model in sorted(Path(root).glob("*/Model-1.5")):
+    scratch = model.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    names["say"](family=model.parent.name)
+    settings = names["Settings"](str(model), "cpu", "float32", 3072)
+    {"directory": names["check_directory"], "copy": names["check_copy"]}[part](settings, scratch)
+"""
+
+
+def test_every_family_is_on_the_checklist() -> None:
+    assert list(TINY_FAMILIES) == [family.base_model_type for family in FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder a family: `base`, a tiny checkpoint, and `Model-1.5`, its bake, whose name is hard on old versions."""
+    root = tmp_path_factory.mktemp("families")
+    for family in TINY_FAMILIES:
+        base = write_tiny(root / family / "base", family)
+        bake(open_source(str(base)), Factors(FACTORS), root / family / "Model-1.5")
+    return root
+
+
+@pytest.fixture(scope="module")
+def live(root: Path) -> dict[str, dict[str, tuple[str, str]]]:
+    """Family → check → (status, reason), from processes that cannot import lpes_bake."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for part in ("directory", "copy"):
+        done = subprocess.run(
+            [sys.executable, "-c", ALL_LIVE_CHECKS, LIVE_CHECKS, part, str(root)],
+            cwd=root,
+            env={**os.environ, "HF_HOME": str(root / "home"), "HF_MODULES_CACHE": str(root / part)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        family = ""
+        for message in map(json.loads, done.stdout.splitlines()):
+            family = message.get("family", family)
+            if "name" in message:
+                found.setdefault(family, {})[message["name"]] = message["status"], message["reason"]
+    return found
+
+
+@EACH_FAMILY
+def test_a_bake_passes_every_check_of_verify(
+    family: str, root: Path, live: dict[str, dict[str, tuple[str, str]]]
+) -> None:
+    report = verify(root / family / "Model-1.5", open_source(str(root / family / "base")), live=None)
+    assert {check.status for check in report.checks} == {"pass"}, report.checks
+    assert {"loads", "generation", "reference", "bare model", "tokenizer", "save and reload"} == set(live[family])
+    assert {status for status, _ in live[family].values()} == {"pass"}, live[family]
+
+
+@EACH_FAMILY
+def test_the_scorer_gives_what_plain_forward_passes_give(family: str, root: Path) -> None:
+    path = root / family / "base"
+    model: Any = load_scaled(path, dtype=torch.float64)
+    # The fast ways to compute experts have no float64; models without experts never look.
+    model.config._experts_implementation = "eager"
+    tokenizer = tokenizer_of(path)
+    contexts = contexts_of(TASK, tokenizer, 2)
+    scorer = Scorer(model, tokenizer, TASK, contexts)
+    assert scorer.plain == TINY_FAMILIES[family].plain
+    scores = scorer.score(FACTORS)
+    set_factors(model, FACTORS)
+    expected = plain_scores(model, contexts)
+    same(scores.logprob.flatten(), expected.logprob)
+    assert scores.exact.flatten().tolist() == expected.exact
