@@ -49,7 +49,7 @@ SERVER.set_forkserver_preload(["tests.runs", "lpes_bake.plots", "lpes_bake.searc
 
 @dataclass(frozen=True)
 class Small:
-    """A model and a text file of nineteen paragraphs, and what to search them with."""
+    """A model and a text file with paragraphs, and what to search them with."""
 
     model: Path
     text: Path

@@ -169,7 +169,7 @@ def test_the_report_shows_what_came_out_and_what_to_do_next(whole: Path, small: 
     for words in (
         "Key-value retrieval, 4 pairs: 16 unseen contexts",
         "difference, 95 % interval",
-        "Short plain text (7 paragraphs)",
+        "Short plain text (6 paragraphs)",
         "18 evaluations",
         "all 3 generations are done",
         "where nobody looked before",
@@ -192,6 +192,7 @@ def test_a_run_of_each_kind_can_be_shown_reported_and_exported(
     before = digests(small.model)
     content = small.run(out, "--force", **changes)
     assert load_result(out)["trials"] == content["trials"]
+    assert content["trials"][-1]["tokens"] == content["cost"]["tokens"]["search"]
     kinds = {one["kind"] for one in content["trials"]}
     assert kinds == {"score", "gradient"} and len(content["trials"]) <= 22
     factors = load_factors(out)
@@ -658,7 +659,7 @@ def test_factors_that_a_model_cannot_take_fail_and_do_not_win(small: Small, tmp_
     assert "trial 2 failed: ValueError: " in done.stderr
     content = content_of(tmp_path / "run")
     failed = [one for one in content["trials"] if one["error"] is not None]
-    assert failed[0]["uniform"] == 0 and failed[0]["score"] is None and not failed[0]["complete"]
+    assert set(failed[0]["layer_rope_scaling"]) == {0.0} and failed[0]["score"] is None and not failed[0]["complete"]
     assert content["cost"]["failed"] == len(failed) < len(content["trials"])
     assert all(min(one["layer_rope_scaling"]) > 0 for one in content["selection"]["finalists"])
     assert content["identity_score"] is not None
