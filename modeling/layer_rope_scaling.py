@@ -26,9 +26,12 @@ from inspect import signature
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
+
+# By its value, and no module: vLLM sends the config's class to its workers with what it refers to, and transformers
+# itself does not survive that.
+from transformers import __version__ as transformers_version
 
 # With up to this many tokens in a call (decoding, mostly), the tables of all layers are made at
 # once: a handful of kernels for the whole model. With more, each layer makes its own when it runs,
@@ -64,7 +67,7 @@ def config_fields(fields: dict[str, Any], base_type: str) -> dict[str, Any]:
     fields = dict(fields)
     if isinstance(fields.get("auto_map"), dict):
         fields["auto_map"] = {auto: name.split("--")[-1] for auto, name in fields["auto_map"].items()}
-    if transformers.__version__.startswith("4.") and fields.get("rope_parameters"):
+    if transformers_version.startswith("4.") and fields.get("rope_parameters"):
         rope = dict(fields.pop("rope_parameters"))
         neox = base_type == "gpt_neox"
         for new, old in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
@@ -77,8 +80,10 @@ def config_fields(fields: dict[str, Any], base_type: str) -> dict[str, Any]:
 @cache
 def scaled_config(base_name: str) -> Any:
     """The config class of a family, from the name of its base: MistralConfig gives LpesMistralConfig."""
+    import transformers
+
     if not hasattr(transformers, base_name):
-        raise ImportError(f"this model needs a transformers that has {base_name}; {transformers.__version__} has not")
+        raise ImportError(f"this model needs a transformers that has {base_name}; {transformers_version} has not")
     base: Any = getattr(transformers, base_name)
 
     class LayerScaledConfig(base):

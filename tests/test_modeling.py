@@ -11,6 +11,7 @@ import importlib
 import inspect
 import math
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -482,3 +483,9 @@ def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
         header = source.split('"""')[1]
         for part in ("What this does", "arXiv 2606.27705", "How to get the base model back"):
             assert part in header
+
+
+def test_the_shared_file_refers_to_no_module_that_cannot_be_sent_by_value() -> None:
+    # vLLM sends a config's class to its workers with all that it refers to; transformers, a lazy module, arrives empty.
+    modules = {name for name, value in vars(layer_rope_scaling).items() if isinstance(value, ModuleType)}
+    assert modules == {"math", "torch"}
