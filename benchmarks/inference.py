@@ -145,7 +145,7 @@ def whole_model(model_dir: Path, lengths: list[int], repeats: int, compiled: boo
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a local Llama or Qwen2 checkpoint")
+    parser.add_argument("model", type=Path, help="a local checkpoint")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--longest", type=int, default=4096, help="longest prefill of the whole model, in tokens")
     parser.add_argument("--compiled", action="store_true", help="the whole model under torch.compile too")

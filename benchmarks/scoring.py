@@ -249,7 +249,7 @@ def _places(count: int) -> str:
 def main() -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a local Llama or Qwen2 checkpoint")
+    parser.add_argument("model", type=Path, help="a local checkpoint")
     parser.add_argument("--data", type=Path, help="nq-open-oracle.jsonl.gz: measure multi-document QA too")
     parser.add_argument("--documents", type=int, default=8, help="documents in a context of multi-document QA")
     parser.add_argument("--contexts", type=int, default=3, help=f"contexts of a task, each asked at {PLACES} places")

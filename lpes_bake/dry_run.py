@@ -78,7 +78,7 @@ def estimate(
     """Load the model, time a few contexts of each task, and add up the rest. Writes nothing.
 
     A race drops candidates early, so the totals are what the search takes at most. Bytes are on paper
-    (`scoring.memory_estimate`).
+    (`memory.memory_estimate`).
     """
     plan = make_plan(model, settings, revision=revision, trust_remote_code=trust_remote_code)
     meter = Meter(plan)
@@ -151,7 +151,7 @@ def longest(plan: Plan, task: int) -> int:
 
 def memory(plan: Plan, model: Any, gradient: bool) -> int:
     """Bytes on the device, on paper."""
-    from lpes_bake.search.scoring import memory_estimate
+    from lpes_bake.search.memory import memory_estimate
 
     tokens = max(longest(plan, i) for i in range(len(plan.tasks)))
     checkpointing = plan.device.type != "cpu"

@@ -19,25 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.attention.bias import causal_lower_right
 from transformers import DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, head_logits, set_factors
 from lpes_bake.search.prompts import Encoded
+from lpes_bake.search.row_attention import ROW_ATTENTION, rows_fit
+from lpes_bake.search.rows import Chain, Question, Row, chain_of, layout_of, tokens_of
 from lpes_bake.search.tasks import Task
 
 # Tokens in one batch of contexts. A CPU gains nothing from a second context.
 BATCH_TOKENS = {"cpu": 1, "cuda": 16384, "mps": 4096}
-# Tokens that the questions of one row add to their common beginning. They need a mask with so many rows, so it
-# must stay short; what adds more gets a row of its own, which takes over from the cache what both begin with.
-PACKED_TOKENS = 512
-# Their frequencies depend on the longest position of a call, so each prompt needs a call of its own.
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-# The name that `row_attention` goes by in transformers' registry.
-ROW_ATTENTION = "lpes_rows"
 
 
 @dataclass(frozen=True)
@@ -63,47 +55,10 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class _Question(Encoded):
-    """An encoded question and its place in the table of scores."""
-
-    context: int
-    column: int
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Questions that are computed together: `shared` tokens that all their prompts begin with, then what each
-    adds: the rest of its prompt (at least the last token, which predicts the answer's first) and the answer but
-    for its last token."""
-
-    questions: list[_Question]
-    shared: int
-    kept: int = 0
-    """Of the shared tokens, those that the row before leaves in the cache."""
-
-    @property
-    def beginning(self) -> list[int]:
-        return self.questions[0].prompt[self.kept : self.shared]
-
-    @property
-    def suffixes(self) -> list[list[int]]:
-        return [question.prompt[self.shared :] + question.answer[:-1] for question in self.questions]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the row takes through the model."""
-        return self.shared - self.kept + sum(len(suffix) for suffix in self.suffixes)
-
-
-# Rows to be computed one after the other, each taking over a part of the cache that the one before leaves.
-_Chain = list[_Row]
-
-
-@dataclass(frozen=True)
 class _Answer:
     """How one question was answered. logprobs: (tokens,); output: generated text, None where none was asked for."""
 
-    question: _Question
+    question: Question
     logprobs: NDArray[np.float64]
     exact: float
     output: str | None
@@ -147,19 +102,19 @@ class Scorer:
         if any(tuple(one.example.position for one in context) != self.positions for context in contexts):
             raise ValueError("every context must be asked once for every gold position, in one order")
         questions = [
-            [_Question(one.example, one.prompt, one.answer, number, column) for column, one in enumerate(context)]
+            [Question(one.example, one.prompt, one.answer, number, column) for column, one in enumerate(context)]
             for number, context in enumerate(contexts)
         ]
         longest = self._longest([question for context in questions for question in context])
         self.plain = not (shared_prefixes and rows_fit(model, longest))
         self.batch_size = 1 if self.plain else batch_size
         # Of each context: one chain, or in plain mode one a question.
-        self._chains: list[list[_Chain]] = [
-            [[_Row([question], 0)] for question in context] if self.plain else [_chain(context)]
+        self._chains: list[list[Chain]] = [
+            [[Row([question], 0)] for question in context] if self.plain else [chain_of(context)]
             for context in questions
         ]
 
-    def _longest(self, questions: Sequence[_Question]) -> int:
+    def _longest(self, questions: Sequence[Question]) -> int:
         """Tokens of the longest prompt with its answer; InputError where the model has fewer positions."""
         generated = self.task.max_new_tokens if self.task.generates else 0
         longest = max(len(one.prompt) + max(len(one.answer), generated) for one in questions)
@@ -188,9 +143,9 @@ class Scorer:
             set_factors(self.model, factors)
         contexts = self._between(start, stop)
         # The longest first, so that memory runs out at once or never.
-        queue = sorted((chain for chains in contexts for chain in chains), key=_tokens, reverse=True)
+        queue = sorted((chain for chains in contexts for chain in chains), key=tokens_of, reverse=True)
         total = limit = len(queue)
-        tokens = sum(map(_tokens, queue))
+        tokens = sum(map(tokens_of, queue))
         answers: list[_Answer] = []
         with torch.inference_mode(), self._attention():
             while queue:
@@ -224,7 +179,7 @@ class Scorer:
         forward pass; the backward pass costs about as much again, and once more with checkpointing.
         """
         contexts = self._between(start, stop)
-        rows = [_Row(row.questions, row.shared) for chains in contexts for chain in chains for row in chain]
+        rows = [Row(row.questions, row.shared) for chains in contexts for chain in chains for row in chain]
         gradient = np.zeros(self.model.config.num_hidden_layers)
         answers: list[_Answer] = []
         with (
@@ -254,27 +209,27 @@ class Scorer:
         rows = [row for chains in self._between(start, stop) for chain in chains for row in chain]
         return sum(row.tokens + (row.kept if gradient else 0) for row in rows)
 
-    def _between(self, start: int, stop: int | None) -> list[list[_Chain]]:
+    def _between(self, start: int, stop: int | None) -> list[list[Chain]]:
         """The chains of contexts start … stop − 1."""
         stop = len(self._chains) if stop is None else stop
         if not 0 <= start < stop <= len(self._chains):
             raise ValueError(f"contexts {start} to {stop} were asked for, but there are {len(self._chains)}")
         return self._chains[start:stop]
 
-    def _batch(self, queue: Sequence[_Chain], limit: int) -> list[_Chain]:
+    def _batch(self, queue: Sequence[Chain], limit: int) -> list[Chain]:
         """The chains to compute together next: several only where each is a single row, and at most `limit`."""
         if len(queue[0]) > 1:
             return [queue[0]]
         size = self.batch_size or max(1, self.batch_tokens // queue[0][0].tokens)
         return list(takewhile(lambda chain: len(chain) == 1, queue[: min(size, limit)]))
 
-    def _too_large(self, chain: _Chain) -> InputError:
+    def _too_large(self, chain: Chain) -> InputError:
         return InputError(
-            f"out of memory on {self.device} with a single context of {_tokens(chain)} tokens; "
+            f"out of memory on {self.device} with a single context of {tokens_of(chain)} tokens; "
             "use shorter contexts, a smaller dtype or another device"
         )
 
-    def _answer(self, batch: Sequence[_Chain], generate: bool) -> tuple[list[_Answer], int]:
+    def _answer(self, batch: Sequence[Chain], generate: bool) -> tuple[list[_Answer], int]:
         """All answers of a batch, and how many tokens were generated and read again."""
         answers: list[_Answer] = []
         generated = 0
@@ -292,7 +247,7 @@ class Scorer:
 
     def _answers(
         self,
-        rows: Sequence[_Row],
+        rows: Sequence[Row],
         logprobs: Sequence[torch.Tensor],
         best: Sequence[torch.Tensor],
         outputs: Sequence[str] | None = None,
@@ -326,9 +281,9 @@ class Scorer:
         generated = any(answer.output is not None for answer in answers)
         return Scores(self.positions, logprob, probability, exact, tokens, texts.tolist() if generated else [])
 
-    def _hidden(self, rows: Sequence[_Row], cache: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _hidden(self, rows: Sequence[Row], cache: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Last hidden states where answers are predicted, question by question, (answer tokens, hidden_size), and
-        the mask that they were computed with (see `_layout`); None in plain mode."""
+        the mask that they were computed with (see `layout_of`); None in plain mode."""
         if self.plain:
             (question,) = rows[0].questions
             tokens = self._tensor([question.prompt + question.answer[:-1]])
@@ -336,7 +291,7 @@ class Scorer:
             return states[0, -len(question.answer) :], None
         if cache is not None and (surplus := cache.get_seq_length() - rows[0].kept):
             cache.crop(-surplus)
-        layout = _layout(rows)
+        layout = layout_of(rows)
         mask = torch.from_numpy(layout.mask).to(self.device)
         states = self._call(self._tensor(layout.tokens), self._tensor(layout.places), mask, cache)
         return states.flatten(0, 1)[torch.tensor(layout.picks, device=states.device)], mask
@@ -353,7 +308,7 @@ class Scorer:
         return states
 
     def _judge(
-        self, rows: Sequence[_Row], hidden: torch.Tensor
+        self, rows: Sequence[Row], hidden: torch.Tensor
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """For each question: the log-probabilities of its answer's tokens, and the likeliest tokens in their places."""
         answers = [question.answer for row in rows for question in row.questions]
@@ -366,7 +321,7 @@ class Scorer:
         return logprobs.split(lengths), logits.argmax(-1).split(lengths)
 
     def _generate(
-        self, rows: Sequence[_Row], cache: Any, mask: torch.Tensor | None, first: list[int]
+        self, rows: Sequence[Row], cache: Any, mask: torch.Tensor | None, first: list[int]
     ) -> tuple[list[str], int]:
         """Greedy decoding, until the task is content with the text, or the model ends it.
 
@@ -400,7 +355,7 @@ class Scorer:
             read += len(going)
             tokens = advance(tokens)
 
-    def _advance(self, rows: Sequence[_Row], cache: Any, mask: torch.Tensor) -> Callable[[list[int]], list[int]]:
+    def _advance(self, rows: Sequence[Row], cache: Any, mask: torch.Tensor) -> Callable[[list[int]], list[int]]:
         """A function from each question's last token to its next one, all questions of all rows at once.
 
         A question that has ended goes on beside the others, for nothing: in a call that waits for the weights
@@ -432,7 +387,7 @@ class Scorer:
 
         return advance
 
-    def _advance_plain(self, question: _Question) -> Callable[[list[int]], list[int]]:
+    def _advance_plain(self, question: Question) -> Callable[[list[int]], list[int]]:
         """The same for one question, as transformers' own generation does it."""
         cache: Any = None
         # The pass that judged the answer read it too, and a sliding cache cannot be cut: the prompt is read again.
@@ -463,144 +418,6 @@ class Scorer:
             config._attn_implementation = before
 
 
-def _tokens(chain: _Chain) -> int:
-    return sum(row.tokens for row in chain)
-
-
-def _chain(questions: Sequence[_Question]) -> _Chain:
-    """The questions of a context as rows.
-
-    In the order of their tokens, neighbours have the most in common: one row takes as many as add no more than
-    PACKED_TOKENS, and each row takes over from the one before what their prompts have in common. So a beginning
-    is computed once, however many questions share it: all (one document list, many questions) or only some (a
-    document that moves through the list).
-    """
-    rows: _Chain = []
-    together: list[_Question] = []
-    for question in sorted(questions, key=lambda one: one.prompt):
-        row = _row([*together, question])
-        if together and sum(len(suffix) for suffix in row.suffixes) > PACKED_TOKENS:
-            rows.append(_row(together))
-            together = []
-        together.append(question)
-    rows.append(_row(together))
-    for i in range(1, len(rows)):
-        before, row = rows[i - 1], rows[i]
-        pair = [before.questions[0].prompt[: before.shared], row.questions[0].prompt[: row.shared]]
-        rows[i] = _Row(row.questions, row.shared, kept=_common(pair))
-    return rows
-
-
-def _row(questions: list[_Question]) -> _Row:
-    """One row. The last token of a prompt yields the answer's first logits, so it is never shared."""
-    return _Row(questions, _common([question.prompt[:-1] for question in questions]))
-
-
-def _common(lists: Sequence[list[int]]) -> int:
-    """How many tokens all lists begin with."""
-    low, high = min(lists), max(lists)
-    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Rows as arrays: `shared` columns of beginnings, padded, then `added` columns of suffixes, padded.
-
-    tokens, places: (rows, shared + added), ids and positions. mask: (rows, added, kept + shared + added), true
-    where an added token may look: at its row's beginning and at its own suffix up to itself. picks: where
-    answers are predicted, indices into the flattened tokens.
-    """
-
-    tokens: NDArray[np.int64]
-    places: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    picks: list[int]
-
-
-def _layout(rows: Sequence[_Row]) -> _Layout:
-    kept = rows[0].kept
-    shared = max(len(row.beginning) for row in rows)
-    added = max(sum(len(suffix) for suffix in row.suffixes) for row in rows)
-    tokens = np.zeros((len(rows), shared + added), dtype=np.int64)
-    # Padding stands on the right of a beginning, where causal attention keeps it from all that comes before.
-    places = np.tile(np.arange(kept, kept + shared + added), (len(rows), 1))
-    mask = np.zeros((len(rows), added, kept + shared + added), dtype=np.bool_)
-    picks: list[int] = []
-    for i, row in enumerate(rows):
-        tokens[i, : len(row.beginning)] = row.beginning
-        end = 0
-        for question, suffix in zip(row.questions, row.suffixes, strict=True):
-            start, end = end, end + len(suffix)
-            tokens[i, shared + start : shared + end] = suffix
-            places[i, shared + start : shared + end] = np.arange(row.shared, row.shared + len(suffix))
-            mask[i, start:end, : row.shared] = True
-            mask[i, start:end, kept + shared + start : kept + shared + end] = np.tri(len(suffix), dtype=np.bool_)
-            first = i * tokens.shape[1] + shared + end - len(question.answer)
-            picks += range(first, first + len(question.answer))
-        # A token that may look nowhere is NaN in some kernels: padding looks at itself.
-        mask[i, end:, kept + shared + end :] |= np.eye(added - end, dtype=np.bool_)
-    return _Layout(tokens, places, mask, picks)
-
-
-def row_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of rows: as many last queries as `attention_mask` has rows are masked by it, those before are causal.
-
-    query: (batch, heads, queries, head_dim); key, value: (batch, key heads, keys, head_dim), the cache's first.
-    attention_mask: (batch, 1, masked, keys), true where a query may look. Returns (batch, queries, heads,
-    head_dim). A mask for all queries would keep fast kernels out and be of quadratic size.
-    """
-    batch, heads, queries, width = query.shape
-    group = heads // key.shape[1]
-    masked = attention_mask.shape[2]
-    shared, known = queries - masked, key.shape[2] - masked
-    parts = []
-    if shared:
-        beginning = query[:, :, :shared], key[:, :, :known], value[:, :, :known]
-        if shared == known:
-            parts.append(sdpa_attention_forward(module, *beginning, None, scaling=scaling)[0])
-        else:
-            # Behind a cache, is_causal would align the first query with the first key.
-            first, *others = beginning
-            keys, values = (one.repeat_interleave(group, dim=1) for one in others)
-            mask = causal_lower_right(shared, known)
-            seen = torch.nn.functional.scaled_dot_product_attention(first, keys, values, attn_mask=mask, scale=scaling)
-            parts.append(seen.transpose(1, 2))
-    # Heads that share keys and values become rows of one head, so that nothing is copied for each of them.
-    folded = query[:, :, shared:].reshape(batch, -1, group * masked, width)
-    added = torch.nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=attention_mask.repeat(1, 1, group, 1), scale=scaling
-    )
-    parts.append(added.reshape(batch, heads, masked, width).transpose(1, 2))
-    return torch.cat(parts, dim=1), None
-
-
-ALL_ATTENTION_FUNCTIONS[ROW_ATTENTION] = row_attention
-
-
-def rows_fit(model: Any, longest: int) -> bool:
-    """Whether `row_attention` gives what the model's own attention gives, for prompts of up to `longest` tokens.
-
-    It does not for frequencies that depend on the length of a call (dynamic, longrope), for a window that
-    slides within a prompt, and for attention scores that are capped (Gemma 2).
-    """
-    config, rope_type = model.config, model.base_model.rotary_emb.rope_type
-    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
-    if not {*rope_types}.isdisjoint(LENGTH_DEPENDENT) or getattr(config, "attn_logit_softcapping", None):
-        return False
-    kinds = getattr(config, "layer_types", None)
-    slides = getattr(config, "use_sliding_window", True) if kinds is None else {*kinds} != {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    return not slides or window is None or longest <= window
-
-
 def _ends(model: Any) -> set[int]:
     """The tokens that end a text."""
     ends = model.generation_config.eos_token_id
@@ -610,48 +427,3 @@ def _ends(model: Any) -> set[int]:
 def _out_of_memory(error: RuntimeError) -> bool:
     text = str(error)
     return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
-
-
-def memory_estimate(
-    config: Any, tokens: int, dtype: torch.dtype, *, gradient: bool = True, checkpointing: bool = True
-) -> int:
-    """Bytes on paper for one context of `tokens` tokens: to score it, or with gradient=True to differentiate it.
-
-    config: its weights are counted in dtype, quantised or not, as a Llama's: other families differ by little. Of a
-    mixture of experts all count for the weights, and those that a token meets for a layer. With b bytes a number,
-    hidden size h, q = heads · head_dim, k = key heads · head_dim, MLP size i, vocabulary v and L layers:
-
-        weights       b · (v·h, twice unless tied, + L · (2·h·q + 2·h·k + 3·h·i + 2·h) + h)
-        layer         tokens · (8·h + b · (4·q + 4·k + 3·i + rows)): what a layer keeps for its backward pass:
-                      the input of both norms in float32; queries and keys before and behind rotation, their
-                      rotated halves, values and output; gate, its activation and up; a mask of `rows` rows a
-                      key head, PACKED_TOKENS at most
-        logits        PACKED_TOKENS · v · (2·b + 8), at answer positions only
-        scoring       weights + layer + logits + tokens · 2·L·k·b, a cache
-        gradient      weights + L · layer + layer for the gradients of the layer at work + logits; with
-                      checkpointing L · layer shrinks to tokens · L·h·b, the layers' inputs, and one layer
-
-    A 7B Llama (Vicuna) in bfloat16 at 4096 tokens: 13.5 GB of weights, 16 GB in all with checkpointing, 36 GB without.
-    """
-    size = dtype.itemsize
-    hidden, inner, layers = int(config.hidden_size), int(config.intermediate_size), int(config.num_hidden_layers)
-    vocabulary = int(config.vocab_size)
-    # GPT-NeoX has a key head for each head, and no name for it.
-    heads = int(config.num_attention_heads)
-    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    experts = int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0)
-    if experts:
-        inner = int(getattr(config, "moe_intermediate_size", None) or inner)
-    met = inner * int(config.num_experts_per_tok) if experts else inner
-    head = int(getattr(config, "head_dim", None) or hidden // heads)
-    queries, keys = heads * head, key_heads * head
-    matrices = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner * (experts or 1) + 2 * hidden
-    embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
-    weights = size * (embeddings + layers * matrices + hidden)
-    rows = heads // key_heads * PACKED_TOKENS
-    layer = tokens * (8 * hidden + size * (4 * queries + 4 * keys + 3 * met + rows))
-    logits = PACKED_TOKENS * vocabulary * (2 * size + 8)
-    if not gradient:
-        return weights + layer + logits + tokens * 2 * layers * keys * size
-    kept = tokens * layers * hidden * size + layer if checkpointing else layers * layer
-    return weights + kept + layer + logits

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from lpes_bake.search import scoring
+from lpes_bake.search import memory, rows
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.kv_retrieval import KVRetrieval
+from lpes_bake.search.memory import memory_estimate
 from lpes_bake.search.models import checkpointed_layers, differentiable_factors, load_scaled, set_factors
 from lpes_bake.search.prompts import Encoded, encode, take
-from lpes_bake.search.scoring import Scorer, memory_estimate
+from lpes_bake.search.scoring import Scorer
 from lpes_bake.search.tasks import Example, Task
 from tests.conftest import write_tiny
 
@@ -214,7 +215,7 @@ def test_prompts_without_a_common_beginning_are_scored_too(tiny_llama: Path) -> 
 def test_what_only_some_questions_share_is_computed_once_too(
     packed: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "PACKED_TOKENS", packed)
+    monkeypatch.setattr(rows, "PACKED_TOKENS", packed)
     model, tokenizer = float64(tiny_llama), tokenizer_of(tiny_llama)
     contexts = contexts_of(Moved(), tokenizer, 2)
     scores = Scorer(model, tokenizer, Moved(), contexts, batch_size=2).score(FACTORS)
@@ -411,7 +412,7 @@ def until_decided(model: Any, tokenizer: Any, task: Task, one: Encoded) -> str:
 def test_generated_text_is_transformers_own_up_to_where_the_answer_is_decided(
     family: str, packed: int, batch_size: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "PACKED_TOKENS", packed)
+    monkeypatch.setattr(rows, "PACKED_TOKENS", packed)
     path = request.getfixturevalue(f"tiny_{family}")
     model, tokenizer = float64(path), tokenizer_of(path)
     contexts = contexts_of(Moved(), tokenizer, 3)
@@ -525,7 +526,7 @@ def test_gradient_of_questions_that_share_in_part_equals_that_of_whole_prompts(
     plain, expected = Scorer(model, tokenizer, Moved(), contexts, shared_prefixes=False).gradient(
         FACTORS, 0, 2, WEIGHTS
     )
-    monkeypatch.setattr(scoring, "PACKED_TOKENS", 60)
+    monkeypatch.setattr(rows, "PACKED_TOKENS", 60)
     scorer = Scorer(model, tokenizer, Moved(), contexts)
     scores, gradient = scorer.gradient(FACTORS, 0, 2, WEIGHTS)
     # No row takes anything over from another one.
@@ -582,7 +583,7 @@ def test_memory_on_paper_is_what_a_backward_pass_keeps(
     scorer = Scorer(model, tokenizer, task, contexts_of(task, tokenizer, 1))
     (row,) = scorer._chains[0][0]
     # The mask has as many rows as there are tokens behind the common beginning.
-    monkeypatch.setattr(scoring, "PACKED_TOKENS", row.tokens - row.shared)
+    monkeypatch.setattr(memory, "PACKED_TOKENS", row.tokens - row.shared)
 
     def on_paper(**options: bool) -> int:
         return memory_estimate(model.config, row.tokens, dtype, **options) - memory_estimate(
@@ -605,7 +606,7 @@ def test_memory_on_paper_counts_all_weights(tiny_qwen2: Path, tmp_path: Path) ->
         # Biases and routers are small.
         names = [name for name, _ in model.named_parameters() if not name.endswith(("bias", ".gate.weight"))]
         expected = sum(2 * model.get_parameter(name).numel() for name in names)
-        logits = scoring.PACKED_TOKENS * 256 * 12
+        logits = rows.PACKED_TOKENS * 256 * 12
         assert memory_estimate(model.config, 0, torch.bfloat16) == expected + logits
 
 
