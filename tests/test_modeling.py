@@ -488,4 +488,4 @@ def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
 def test_the_shared_file_refers_to_no_module_that_cannot_be_sent_by_value() -> None:
     # vLLM sends a config's class to its workers with all that it refers to; transformers, a lazy module, arrives empty.
     modules = {name for name, value in vars(layer_rope_scaling).items() if isinstance(value, ModuleType)}
-    assert modules == {"math", "torch"}
+    assert modules == {"math", "torch", "nn"}
