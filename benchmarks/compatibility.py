@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def run(python: str, code: str, *arguments: str) -> str:
 def reason_of(done: subprocess.CompletedProcess[str]) -> str:
     """Why a program ended: the last line that names an error."""
     errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-    return errors[-1].strip() if errors else f"ended with {done.returncode}"
+    return textwrap.shorten(errors[-1], 120) if errors else f"ended with {done.returncode}"
 
 
 def live(python: str, directory: Path) -> str:
