@@ -12,8 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-# Their frequencies depend on the longest position of a call, so each prompt needs a call of its own.
-LENGTH_DEPENDENT = ("dynamic", "longrope")
+from lpes_bake.modeling.layer_rope_scaling import LENGTH_DEPENDENT
+
 # The name that `row_attention` goes by in transformers' registry.
 ROW_ATTENTION = "lpes_rows"
 

@@ -415,6 +415,21 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
     assert max(unit.stop for unit in scored) == 24
 
 
+def test_gradients_see_a_price_that_rises_while_damage_is_beyond_its_limit() -> None:
+    prices: list[float] = []
+
+    def watched(unit: Unit) -> Result:
+        if unit.kind == "gradient" and unit.task == TEXT:
+            prices.append(unit.weights[0])
+        return Landscape()(unit)
+
+    # Three steps where short text suffers, then three where it does not.
+    steps = [(True, [(number,) * LAYERS]) for number in (0.9, 0.901, 0.902, 1.0, 1.0001, 1.0002)]
+    run(compute=watched, optimizer=Script(steps), objective=Objective(leash=2.0, max_damage=0.005))
+    assert prices[0] == 2.0
+    assert prices[0] < prices[1] < prices[2] < prices[3] > prices[4] > prices[5] > 2.0
+
+
 def test_without_a_leash_gradients_need_no_text() -> None:
     script = Script([(True, [(0.9,) * LAYERS])])
     settings = Objective(leash=0.0)
