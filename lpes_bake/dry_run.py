@@ -57,11 +57,11 @@ class Meter:
         """A minibatch of a task at most."""
         study, positions = self.plan.settings.study, len(self.plan.tasks[task].positions)
         weights = (1 / positions,) * positions
-        first, batch = study.contexts, study.gradient_batch
+        first, batch = study.contexts, study.batches(self.plan.searched)[task]
         result = self._compute(Unit("gradient", "search", task, first, first + 1, self.factors, weights=weights))
         tokens = max(
-            self.evaluator.tokens(Unit("gradient", "search", task, start, start + batch, self.factors))
-            for start in range(first, first + study.gradient_contexts - batch + 1, batch)
+            self.evaluator.tokens(Unit("gradient", "search", task, *study.minibatch(number, batch), self.factors))
+            for number in range(study.gradient_contexts // batch)
         )
         return np.array([tokens, result.seconds * batch])
 

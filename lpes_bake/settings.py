@@ -104,8 +104,9 @@ class SearchSettings:
         if self.optimizer in GRADIENT_OPTIMIZERS and not self.study.gradient_contexts:
             raise InputError(
                 f"gradient_contexts is 0, but the optimizer {self.optimizer} follows gradients; "
-                f"give at least {self.study.gradient_batch}, or another optimizer"
+                f"give at least {max(self.study.gradient_batch)}, or another optimizer"
             )
+        self.study.batches(len(self.task))
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; it must be at least 1")
         for one in fields(self):

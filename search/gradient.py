@@ -9,6 +9,7 @@ matrix. The weights of the model stay as they are: whoever scores gives d score 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -90,8 +91,9 @@ class GradientSearch(AskTell):
     """Climbs from the best uniform factor, or from `start`, by gradients on minibatches.
 
     It asks for the uniform factors' scores, then for one gradient a step, and after every `check_every`
-    steps for a score of where it stands. What wins is the best of what was scored. After a gradient
-    that failed it goes on from the best so far with half the learning rate.
+    steps for a score of where it stands: of the mean of the last half of these steps, for a single one goes where
+    its minibatch pulls (Polyak and Juditsky 1992). What wins is the best of what was scored. After a gradient that
+    failed it goes on from the best so far with half the learning rate.
     layers: decoder layers of the model. start: (layers,) factors; those of a curve whose control points
     do not stand at even distances are fitted by least squares. A race may drop such a fit, which is worse than what
     it fits: the climb begins there all the same. There is no chance in it.
@@ -110,9 +112,10 @@ class GradientSearch(AskTell):
         self._basis = np.eye(layers) if free else bernstein(layers, curve.control_points)
         self._smoothness = settings.smoothness if free else 0.0
         self._z = self._fit(start if start is not None else np.ones(layers))
-        self._first = [self._individual()] if start is not None else uniform_population(curve, layers)
+        self._first = [self._individual(self._z)] if start is not None else uniform_population(curve, layers)
         self._best_z, self._best_score = self._z, -math.inf
         self._adam = Adam(settings.learning_rate)
+        self._trail: deque[FloatArray] = deque(maxlen=math.ceil(settings.check_every / 2))
         self._step = self._failed = self._checks_in_vain = 0
         self._check_due = False
         self._startable = False
@@ -131,7 +134,7 @@ class GradientSearch(AskTell):
         if self.ended is not None:
             return []
         self.wants_gradient = not self._check_due
-        return [self._individual()]
+        return [self._individual(self._mean() if self._check_due else self._z)]
 
     def _learn(self, asked: Sequence[Individual], outcomes: Sequence[Outcome]) -> None:
         if self.wants_gradient:
@@ -145,7 +148,7 @@ class GradientSearch(AskTell):
                 self._z = self._fit(ranking[0].individual.factors)
         self._check_due = False
         if ranking and ranking[0].score > self._best_score:
-            self._best_z, self._best_score = self._z, ranking[0].score
+            self._best_z, self._best_score = self._z if first else self._mean(), ranking[0].score
             self._checks_in_vain = 0
         elif not first:
             self._checks_in_vain += 1
@@ -157,6 +160,7 @@ class GradientSearch(AskTell):
         if gradient is None or outcome.value == -math.inf or not np.isfinite(gradient).all():
             self._failed += 1
             self._z = self._best_z
+            self._trail.clear()
             self._adam = Adam(self._adam.learning_rate / 2)
             return
         if len(gradient) != self.layers:
@@ -164,11 +168,17 @@ class GradientSearch(AskTell):
         slope = log_gradient(self._basis, self._z, gradient) - self._smoothness * roughness_gradient(self._z)
         low, high = math.log(self.curve.y_low), math.log(self.curve.y_high)
         self._z = np.clip(self._z + self._adam.step(slope), low, high)
+        self._trail.append(self._z)
         self._check_due = self._step % self.settings.check_every == 0 or self._step == self.settings.steps
 
-    def _individual(self) -> Individual:
-        """What the parameters stand for. The y's are rounded, so that the control points give these very factors."""
-        ys = np.exp(self._z).round(FACTOR_DECIMALS).tolist()
+    def _mean(self) -> FloatArray:
+        """The mean of the last steps' parameters."""
+        mean: FloatArray = np.mean(self._trail, axis=0)
+        return mean
+
+    def _individual(self, z: FloatArray) -> Individual:
+        """What the parameters z stand for. The y's are rounded, so that the control points give these very factors."""
+        ys = np.exp(z).round(FACTOR_DECIMALS).tolist()
         if self.settings.space == "free":
             return Individual(tuple(ys))
         points = even_points(ys, self.layers)

@@ -40,7 +40,13 @@ class StudySettings:
     gradient_contexts: int = field(
         default=64, metadata={"help": "Further contexts of each task, for the gradient's minibatches alone."}
     )
-    gradient_batch: int = field(default=2, metadata={"help": "Contexts of each task in a minibatch."})
+    gradient_batch: tuple[int, ...] = field(
+        default=(2,),
+        metadata={
+            "help": "Contexts in a minibatch: one number for every task, or one for each with commas, so that tasks "
+            "with short contexts can have more."
+        },
+    )
     race: str = field(
         default="probable",
         metadata={
@@ -52,16 +58,36 @@ class StudySettings:
     first_block: int = field(default=8, metadata={"help": "Contexts that every candidate in a race sees."})
 
     def __post_init__(self) -> None:
-        for name in ("contexts", "gradient_batch", "first_block"):
+        for name in ("contexts", "first_block"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.gradient_contexts and self.gradient_contexts < self.gradient_batch:
+        if min(self.gradient_batch, default=0) < 1:
+            given = ",".join(map(str, self.gradient_batch))
+            raise InputError(f"gradient_batch is {given!r}; it must be numbers of at least 1")
+        if self.gradient_contexts and self.gradient_contexts < max(self.gradient_batch):
             raise InputError(
                 f"gradient_contexts is {self.gradient_contexts}, less than one minibatch (gradient_batch) of "
-                f"{self.gradient_batch}; give 0, or at least that many"
+                f"{max(self.gradient_batch)}; give 0, or at least that many"
             )
         if self.race not in RACES:
             raise InputError(f"race must be one of {', '.join(RACES)}; got {self.race!r}")
+
+    def batches(self, tasks: int) -> tuple[int, ...]:
+        """The size of a minibatch of each of so many tasks. Raises InputError unless they are that many."""
+        if len(self.gradient_batch) not in (1, tasks):
+            raise InputError(
+                f"gradient_batch has {len(self.gradient_batch)} numbers for {tasks} task{'s' * (tasks > 1)}; give one "
+                "for all, or one for each"
+            )
+        return self.gradient_batch * (tasks if len(self.gradient_batch) == 1 else 1)
+
+    def minibatch(self, number: int, size: int) -> tuple[int, int]:
+        """(start, stop) of a task's minibatch: one behind the other, and from the first again when none is left.
+
+        All are of one size; contexts that are too few to be another one are left out.
+        """
+        start = self.contexts + number % (self.gradient_contexts // size) * size
+        return start, start + size
 
 
 @dataclass(frozen=True)
@@ -130,6 +156,7 @@ class Study:
         self.optimizer, self.ledger, self.objective, self.settings = optimizer, ledger, objective, settings
         self.identity: Factors = (1.0,) * layers
         self.tasks, self.on_trial = tasks, on_trial
+        self._batches = settings.batches(tasks)
         self._limit: str | None = None
         self._price = objective.leash
         self._trials = self._failed = self._dropped = self._minibatches = 0
@@ -197,7 +224,7 @@ class Study:
         return [Outcome(entrant.score, entrant.complete) for entrant in entrants]
 
     def _gradients(self, race: Race, asked: Sequence[Individual]) -> list[Outcome]:
-        """d score / d factor on the next minibatch, the same one for all that were asked.
+        """d score / d factor on the next minibatches, the same ones for all that were asked.
 
         The gradient is that of the log-probability, whatever the fitness: accuracy has none. The leash pulls
         also where short text has not lost anything yet, for it is cheaper to stay away from damage than to come
@@ -205,14 +232,19 @@ class Study:
         mean − spread, the gradient is that of the positions which are worst and best for the best candidate so
         far.
         """
-        (start, stop), paragraphs = self._minibatch(), self._text_minibatch(race.paragraphs)
+        if not self.settings.gradient_contexts:
+            raise InputError(
+                f"the optimizer wants gradients, but gradient_contexts is 0; give at least {max(self._batches)}"
+            )
+        contexts = [self.settings.minibatch(self._minibatches, size) for size in self._batches]
+        paragraphs = self._text_minibatch(race.paragraphs)
         self._minibatches += 1
         best = race.complete[self._ranking(race)[0].individual.factors]
         weights = [self.objective.position_weights(values) for values in best.values]
         outcomes: list[Outcome] = []
         for individual in asked:
             units = [
-                Unit("gradient", "search", task, start, stop, individual.factors, weights=weights[task])
+                Unit("gradient", "search", task, *contexts[task], individual.factors, weights=weights[task])
                 for task in range(self.tasks)
             ]
             if self.objective.leash or self.objective.leash_kl:
@@ -238,20 +270,8 @@ class Study:
             outcomes.append(Outcome(entrant.score, complete=False, gradient=tuple(gradient.tolist())))
         return outcomes
 
-    def _minibatch(self) -> tuple[int, int]:
-        """(start, stop) of the next minibatch: one behind the other, and from the first again when none is left.
-
-        All are of one size; contexts that are too few to be another one are left out.
-        """
-        size = self.settings.gradient_batch
-        count = self.settings.gradient_contexts // size
-        if not count:
-            raise InputError(f"the optimizer wants gradients, but gradient_contexts is 0; give at least {size}")
-        start = self.settings.contexts + self._minibatches % count * size
-        return start, start + size
-
     def _text_minibatch(self, paragraphs: int) -> tuple[int, int]:
-        """The same of paragraphs, from the first one on: those that candidates are scored on, for there are no more."""
+        """The next paragraphs in the same way, from those that candidates are scored on, for there are no more."""
         size = min(TEXT_BATCH, paragraphs)
         start = self._minibatches % (paragraphs // size) * size if size else 0
         return start, start + size

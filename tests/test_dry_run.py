@@ -43,7 +43,7 @@ def cost_of_units(out: Path, kind: str) -> dict[tuple[float, ...], int]:
 @pytest.mark.parametrize("optimizer", ["genetic", "gradient", "hybrid"])
 def test_tokens_are_those_of_the_search_when_nothing_is_dropped(optimizer: str, small: Small, tmp_path: Path) -> None:
     changes = {"optimizer": optimizer, "race": "off", "leash": 1, "patience": 9, "warmup": 1}
-    changes |= {"finalists": 2, "gradient_batch": 2}
+    changes |= {"finalists": 2, "gradient_batch": "2"}
     found = estimate(small, tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
     content = small.run(tmp_path / "run", **changes)

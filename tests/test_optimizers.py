@@ -305,6 +305,24 @@ def test_steps_and_checks_alternate_and_the_last_step_is_checked() -> None:
     assert [len(individuals) for _, individuals in generations] == [5, *[1] * 10]
 
 
+@pytest.mark.parametrize("space", ["curve", "free"])
+def test_a_check_scores_the_mean_of_the_last_half_of_the_steps(space: str) -> None:
+    pulls = (1.0, 1.0, -5.0, -1.0, 2.0)
+    left = iter(pulls)
+
+    def landscape(individual: Individual, wants_gradient: bool) -> Outcome:
+        factor = individual.factors[0]  # all layers alike
+        pull = next(left) / factor if wants_gradient else 0.0  # by the factor; by its logarithm it is the pull
+        return Outcome(-abs(math.log(factor)), gradient=(pull,) * LAYERS)
+
+    search = climb(space=space, smoothness=0.0, steps=5, check_every=5, learning_rate=0.05)
+    generations = drive(search, landscape)
+    adam = Adam(0.05)
+    z = np.cumsum([adam.step(np.array([pull]))[0] for pull in pulls])
+    assert generations[-1][1][0].factors == pytest.approx((math.exp(z[2:].mean()),) * LAYERS, abs=2e-4)
+    assert abs(z[2:].mean() - z[-1]) > 0.005
+
+
 def test_it_starts_from_the_best_uniform_factor() -> None:
     for target in (0.8, 1.25, 1.0):
         search = climb()

@@ -42,7 +42,7 @@ from tests.synthetic import LAYERS, OBJECTIVE, PARAGRAPHS, TOKENS, Landscape
 
 ROOT = Path(__file__).resolve().parent.parent
 IDENTITY: Factors = (1.0,) * LAYERS
-SETTINGS = StudySettings(contexts=24, gradient_contexts=8, gradient_batch=2)
+SETTINGS = StudySettings(contexts=24, gradient_contexts=8, gradient_batch=(2,))
 # Tokens of the first things that a study of two tasks asks for: text, and the identity on all contexts.
 IDENTITY_TOKENS = TOKENS * (PARAGRAPHS + 24 * 7)
 
@@ -402,7 +402,7 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
         return Landscape()(unit)
 
     steps = [(True, [(0.9 + number / 100,) * LAYERS]) for number in range(5)]
-    settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=2)
+    settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=(2,))
     run(compute=watched, optimizer=Script(steps), settings=settings)
     slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
     starts = [(24, 0), (26, 8), (28, 0), (24, 8), (26, 0)]
@@ -413,6 +413,22 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
     ]
     scored = [unit for unit in units if unit.kind == "score"]
     assert max(unit.stop for unit in scored) == 24
+
+
+def test_each_task_can_have_minibatches_of_its_own_size() -> None:
+    units: list[Unit] = []
+
+    def watched(unit: Unit) -> Result:
+        units.append(unit)
+        return Landscape()(unit)
+
+    steps = [(True, [(0.9 + number / 100,) * LAYERS]) for number in range(3)]
+    settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=(3, 1))
+    run(compute=watched, optimizer=Script(steps), settings=settings, objective=Objective(leash=0.0))
+    slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
+    assert slices == [(0, 24, 27), (1, 24, 25), (0, 27, 30), (1, 25, 26), (0, 24, 27), (1, 26, 27)]
+    with pytest.raises(InputError, match="gradient_batch has 3 numbers for 2 tasks"):
+        run(optimizer=Script(steps), settings=replace(settings, gradient_batch=(1, 1, 1)))
 
 
 def test_gradients_see_a_price_that_rises_while_damage_is_beyond_its_limit() -> None:
@@ -471,6 +487,9 @@ def test_settings_that_cannot_be_are_refused() -> None:
         run(optimizer="gradient", settings=StudySettings(contexts=4, gradient_contexts=0))
     with pytest.raises(InputError, match="less than one minibatch"):
         StudySettings(gradient_contexts=1)
+    for batch in ((), (2, 0)):
+        with pytest.raises(InputError, match=r"gradient_batch is '.*'; it must be numbers of at least 1"):
+            StudySettings(gradient_batch=batch)
     with pytest.raises(InputError, match="first_block is 0"):
         StudySettings(first_block=0)
     with pytest.raises(InputError, match="race must be one of"):

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -49,8 +50,9 @@ def option(one: Field[Any], hint: Any) -> Callable[[Any], Any]:
     elif typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is str:
         keywords |= {"multiple": True, "type": str}
     elif typing.get_origin(hint) is tuple:
-        keywords |= {"callback": numbers, "default": ",".join(f"{number:g}" for number in default or ())}
-        keywords.setdefault("metavar", "S,S,…")
+        kind = typing.get_args(hint)[0]
+        keywords |= {"callback": partial(numbers, kind), "default": ",".join(f"{number:g}" for number in default or ())}
+        keywords["metavar"] = "N,N,…" if kind is int else "S,S,…"
     elif hint is bool:
         flag = one.name.replace("_", "-")
         return click.option(f"--{flag}/--no-{flag}", **keywords)
@@ -61,9 +63,12 @@ def option(one: Field[Any], hint: Any) -> Callable[[Any], Any]:
     return click.option(f"--{one.name.replace('_', '-')}", **keywords)
 
 
-def numbers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
-    """Numbers given as 0.8,0.9."""
+def numbers(kind: type[float], context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Numbers given as 0.8,0.9, whole ones where `kind` is int."""
     try:
-        return tuple(float(part) for part in value.split(",") if part.strip())
+        return tuple(kind(part) for part in value.split(",") if part.strip())
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0.8,0.9,1.1") from None
+        raise click.BadParameter(
+            f"{value!r} is not a list of "
+            + ("whole numbers such as 4,2" if kind is int else "numbers such as 0.8,0.9,1.1")
+        ) from None
