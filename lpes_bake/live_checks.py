@@ -282,7 +282,9 @@ def check_refusal(settings: Settings) -> tuple[bool | None, str]:
     try:
         config = AutoConfig.from_pretrained(settings.directory, trust_remote_code=False)
     except ValueError as error:
-        return "trust_remote_code" in str(error), f"without trust_remote_code: {one_line(error)[:100]}"
+        if "trust_remote_code" not in str(error):
+            raise
+        return True, "without trust_remote_code it does not load"
     return False, f"loads as {type(config).__name__} without trust_remote_code, and the factors are ignored"
 
 
