@@ -109,12 +109,13 @@ def test_edits_that_lose_the_factors_in_silence_are_caught(family: str, root: Pa
     config = json.loads((baked / "config.json").read_text())
     entry = family_named(family)
     without_model = {auto: name for auto, name in config["auto_map"].items() if auto != "AutoModel"}
-    for check, change in {
+    edits: dict[str, dict[str, Any]] = {
         "model type": {"model_type": family},
         "architectures": {"architectures": [entry.base_class("ForCausalLM")]},
         "auto_map": {"auto_map": without_model},
         "factors": {"layer_rope_scaling": [1.0] * 4},
-    }.items():
+    }
+    for check, change in edits.items():
         (baked / "config.json").write_text(json.dumps({**config, **change}))
         found = verify(baked, live=None).checks
         assert [one.name for one in found if one.status == "fail"] == [check], found
