@@ -26,8 +26,10 @@ def convert_pickles(
     """Write the tensors of pickled weight files into `out` as safetensors; the names of the new files.
 
     files: as `weight_files` gives them. Files come one after the other and are mapped, not read: memory
-    holds what torch had to copy of one of them. InputError for a file with anything but plain tensors.
+    holds what torch had to copy of one of them. InputError for a file with anything but plain tensors, OSError when
+    they cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     written: list[str] = []
@@ -46,6 +48,8 @@ def convert_pickles(
             save_file(tensors, out / name, metadata={"format": "pt"})
         except ValueError as error:
             raise InputError(f"{path} holds tensors that safetensors cannot: {str(error).splitlines()[0]}") from error
+        except SafetensorError as error:  # what the library makes of a disk that is full
+            raise OSError(str(error)) from error
         (out / name).chmod(mode)
         written.append(name)
         weight_map |= dict.fromkeys(tensors, name)

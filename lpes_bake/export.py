@@ -276,12 +276,14 @@ def check_space(base: Path, ways: Mapping[str, Way], scratch: Path) -> None:
     probe.unlink(missing_ok=True)
     written = ("mark", "convert") if clones else ("copy", "mark", "convert")
     needed = sum((base / name).stat().st_size for name, way in ways.items() if way in written) + SPARE_BYTES
-    free = shutil.disk_usage(scratch).free
+    require_space(scratch.parent, needed, "free some, choose another disk, or see --weights")
+
+
+def require_space(place: Path, needed: int, mend: str) -> None:
+    """InputError when `needed` bytes do not fit on the disk of the directory `place`."""
+    free = shutil.disk_usage(place).free
     if needed > free:
-        raise InputError(
-            f"{scratch.parent} has {free / 1e9:.2f} GB free, and the bake needs {needed / 1e9:.2f} GB: "
-            "free some, choose another disk, or see --weights"
-        )
+        raise InputError(f"{place} has {free / 1e9:.2f} GB free, and the bake needs {needed / 1e9:.2f} GB: {mend}")
 
 
 def transfer(old: Path, new: Path, way: Way) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lpes_bake.export import require_space
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import Source, open_source
 
@@ -26,7 +27,12 @@ def open_gguf(path: Path, out: Path) -> Iterator[Source]:
     """The model in a GGUF file as a checkpoint, which lies beside `out` (so that it can be linked) until the end."""
     place = next(parent for parent in out.resolve().parents if parent.is_dir())
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=place) as scratch:
-        write_checkpoint(path, Path(scratch))
+        try:
+            write_checkpoint(path, Path(scratch))
+        except OSError as error:
+            raise InputError(
+                f"{path} could not be written out in {place}, and nothing was left behind: {error}"
+            ) from error
         yield replace(open_source(scratch), name=path.stem)
 
 
@@ -39,11 +45,13 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"{gguf} is a GGUF file, and reading one needs gguf: pip install 'lpes-bake[gguf]'")
     import transformers
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    dtype, tensors = inspect(gguf)
+    dtype, tensors, size = inspect(gguf)
+    require_space(out.parent, size, "free some, or choose another disk")
     where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, torch_dtype=dtype, **where)
@@ -60,7 +68,10 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer = None
     model.config.architectures = [type(model).__name__]
-    model.save_pretrained(out)
+    try:
+        model.save_pretrained(out)
+    except SafetensorError as error:  # what the library makes of a disk that is full
+        raise OSError(str(error)) from error
     tokenizer.save_pretrained(out)
     # safetensors makes files for their owner's eyes only.
     for path in out.glob("*.safetensors"):
@@ -71,9 +82,9 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     settings.write_text(text.replace("TokenizersBackend", "PreTrainedTokenizerFast"), encoding="utf-8")
 
 
-def inspect(path: Path) -> tuple[Any, int]:
-    """The torch dtype that a GGUF file's matrices need, and how many tensors it has; InputError for one that
-    transformers' reader would get wrong."""
+def inspect(path: Path) -> tuple[Any, int, int]:
+    """The torch dtype that a GGUF file's matrices need, how many tensors it has, and their bytes in that dtype;
+    InputError for one that transformers' reader would get wrong."""
     import torch
     from gguf import GGMLQuantizationType, GGUFReader
 
@@ -96,4 +107,4 @@ def inspect(path: Path) -> tuple[Any, int]:
     types = {tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1}
     full, half = {GGMLQuantizationType.F32}, {GGMLQuantizationType.F32, GGMLQuantizationType.F16}
     dtype = torch.float32 if types <= full else torch.float16 if types <= half else torch.bfloat16
-    return dtype, len(reader.tensors)
+    return dtype, len(reader.tensors), sum(int(tensor.n_elements) for tensor in reader.tensors) * dtype.itemsize

@@ -1,5 +1,8 @@
 """The script that `verify` runs in fresh processes: loads a baked directory as any user would, and tests it.
 
+The parts, a process each: "directory" and "copy" are what transformers makes of it and of what it saves; "greedy"
+leaves what transformers generates to "vllm" and "vllm-compiled", which compare.
+
 It is never imported by the package: `verify` starts it by its path. Nothing of lpes_bake can be
 imported here (the first lines see to that), so what passes here works for people who never heard of
 it. The reference model below is written by hand for this purpose and shares no code with the files
@@ -102,11 +105,24 @@ class Settings:
         self.tolerance = TOLERANCE["bfloat16" if self.quantized else dtype]
         generator = torch.Generator().manual_seed(0)
         # What config.json leaves out is as the base model's class has it.
-        known = {**AutoConfig.for_model(self.config["model_type"].removeprefix("lpes_")).to_dict(), **self.config}
+        self.known = known = {
+            **AutoConfig.for_model(self.config["model_type"].removeprefix("lpes_")).to_dict(),
+            **self.config,
+        }
         self.positions = int(known["max_position_embeddings"])
         length = min(prompt_tokens, self.positions)
         self.prompt = torch.randint(0, int(known["vocab_size"]), (1, length), generator=generator)
         self.short = self.prompt[:, :SHORT_PROMPT]
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        # Beyond these positions longrope and dynamic change all frequencies, and cached keys keep the old ones:
+        # there the base model's ways with and without a cache differ too.
+        limit = min(self.positions, int(rope.get("original_max_position_embeddings") or 1 << 30))
+        self.generates_after = max(1, limit - NEW_TOKENS)
+
+    def cache_bytes(self, length: int) -> int:
+        """Memory for the keys and values of some prompts of `length` tokens, with room to spare."""
+        values = 2 * length * int(self.known["num_hidden_layers"]) * int(self.known["hidden_size"])
+        return max(256 << 20, 2 * 4 * values)
 
     def load(self, auto_class: str, directory: str | None = None) -> Any:
         """Plain from_pretrained, as in the model card. Returns (model, loading info)."""
@@ -210,11 +226,7 @@ def check_cached_generation(settings: Settings, model: Any) -> tuple[bool | None
 
     if settings.head != "ForCausalLM":
         return None, f"{settings.architecture} does not generate"
-    rope = settings.config.get("rope_parameters") or settings.config.get("rope_scaling") or {}
-    # Beyond these positions longrope and dynamic change all frequencies, and cached keys keep the old ones:
-    # there the base model's two ways differ too.
-    limit = min(settings.positions, int(rope.get("original_max_position_embeddings") or 1 << 30))
-    prompt = settings.short[:, : max(1, limit - NEW_TOKENS)].to(settings.device)
+    prompt = settings.short[:, : settings.generates_after].to(settings.device)
     ways = []
     for use_cache in (True, False):
         greedy = GenerationConfig(
@@ -261,6 +273,19 @@ def check_reference(settings: Settings, outputs: Any) -> tuple[bool | None, str]
     if effect <= 10 * error:
         return False, f"{what}; the base model is no further away ({effect:.1e}): the factors change nothing"
     return True, f"{what}; without the factors {effect:.1e}"
+
+
+def check_refusal(settings: Settings) -> tuple[bool | None, str]:
+    """Whoever does not trust the directory's code gets an error, never the base model without its factors."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(settings.directory, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        return True, "without trust_remote_code it does not load"
+    return False, f"loads as {type(config).__name__} without trust_remote_code, and the factors are ignored"
 
 
 def check_bare_model(settings: Settings, hidden: Any) -> tuple[bool | None, str]:
@@ -327,6 +352,7 @@ def check_directory(settings: Settings, scratch: Path) -> None:
             return False, "loading imported lpes_bake"
         return True, f"{settings.auto_class} gives {settings.architecture} where lpes_bake cannot be imported"
 
+    attempt("refusal", lambda: check_refusal(settings))
     if not attempt("loads", load):
         return
     say(doing="outputs of the loaded model")
@@ -352,6 +378,17 @@ def check_directory(settings: Settings, scratch: Path) -> None:
     attempt("tokenizer", lambda: check_tokenizer(settings))
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """The tensors in a directory's files of weights."""
+    from safetensors import safe_open
+
+    names: set[str] = set()
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names |= set(file.keys())
+    return names
+
+
 def check_copy(settings: Settings, scratch: Path) -> None:
     """The saved copy, in a process of its own: same outputs, and nothing lost from its config."""
     import torch
@@ -366,7 +403,13 @@ def check_copy(settings: Settings, scratch: Path) -> None:
         lost = [key for key in settings.config["auto_map"] if key not in auto_map]
         if lost:
             return False, f"the saved auto_map lost {', '.join(lost)}"
-        model, _ = settings.load(settings.auto_class, str(scratch / "copy"))
+        model, info = settings.load(settings.auto_class, str(scratch / "copy"))
+        twice = tensor_names(scratch / "copy") - tensor_names(Path(settings.directory))
+        if info["missing_keys"] or twice:
+            return (
+                False,
+                f"the saved weights lack {sorted(info['missing_keys'])[:3]}, and have {sorted(twice)[:3]} besides",
+            )
         expected = torch.load(scratch / "outputs.pt", weights_only=True)
         apart = difference(settings.outputs(model, settings.short), expected)
         return apart <= settings.tolerance, f"a copy from save_pretrained gives outputs {apart:.1e} from the original's"
@@ -374,10 +417,81 @@ def check_copy(settings: Settings, scratch: Path) -> None:
     attempt("save and reload", reload)
 
 
+def check_greedy(settings: Settings, scratch: Path) -> None:
+    """Leave in `scratch` what transformers generates after the long prompt, and how sure the base model is of that."""
+    import torch
+    from transformers import GenerationConfig
+
+    def greedy() -> tuple[bool | None, str]:
+        if settings.head != "ForCausalLM":
+            return None, f"{settings.architecture} does not generate"
+        prompt = settings.prompt[:, : settings.generates_after].to(settings.device)
+        model, _ = settings.load(settings.auto_class)
+        # Without the checkpoint's own settings of sampling, penalties and ends.
+        model.generation_config = GenerationConfig()
+        once = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0)
+        sequence = model.generate(prompt, generation_config=once, attention_mask=prompt.new_ones(prompt.shape))
+        new = sequence[0, prompt.shape[1] :].cpu()
+        logits = settings.outputs(model, sequence[:, :-1])[0, -NEW_TOKENS:]
+        del model
+        gc.collect()
+        base = settings.outputs(reference_model(settings), sequence[:, :-1])[0, -NEW_TOKENS:]
+        torch.save({"prompt": prompt[0].cpu(), "new": new, "logits": logits, "base": base}, scratch / "greedy.pt")
+        others = "the same" if torch.equal(base.argmax(-1), new) else "others"
+        return True, f"{NEW_TOKENS} after {prompt.shape[1]} in transformers; without the factors {others}"
+
+    attempt("greedy tokens", greedy)
+
+
+def check_vllm(settings: Settings, scratch: Path, compiled: bool) -> None:
+    """vLLM generates the tokens that transformers does and is as sure of each; a near-tie may fall either way."""
+    import torch
+
+    def same() -> tuple[bool | None, str]:
+        from vllm import LLM, SamplingParams
+
+        wanted = torch.load(scratch / "greedy.pt", weights_only=True)
+        prompt, new = wanted["prompt"].tolist(), wanted["new"].tolist()
+        logits, plain = wanted["logits"], wanted["base"]
+        length = len(prompt) + NEW_TOKENS
+        llm = LLM(
+            settings.directory,
+            trust_remote_code=True,
+            dtype="auto" if settings.quantized else str(settings.dtype).removeprefix("torch."),
+            max_model_len=length,
+            max_num_seqs=4,
+            kv_cache_memory_bytes=settings.cache_bytes(length),
+            enforce_eager=not compiled,
+        )
+        sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1)
+        output = llm.generate([{"prompt_token_ids": prompt}], sampling)[0].outputs[0]
+        found = list(output.token_ids)
+        # What follows another token is not comparable.
+        steps = next((k + 1 for k in range(NEW_TOKENS) if found[k] != new[k]), NEW_TOKENS)
+        chosen = torch.arange(steps), torch.tensor(found[:steps])
+        spread = float(logits.std())
+        behind = float(logits[steps - 1].max() - logits[steps - 1, found[steps - 1]]) / spread
+        if behind > settings.tolerance:
+            ignored = ", the base model's: the factors are ignored" * (found[steps - 1] == plain[steps - 1].argmax())
+            return False, f"other tokens than transformers' from new token {steps} on{ignored}"
+        logprobs = torch.tensor([output.logprobs[k][found[k]].logprob for k in range(steps)])
+        expected, base = (one.log_softmax(-1)[chosen] for one in (logits, plain))
+        error, effect = (float((one - expected).abs().max()) / spread for one in (logprobs, base))
+        tie = f", up to a tie at new token {steps}" * (found != new)
+        what = f"transformers' {NEW_TOKENS} greedy tokens after {len(prompt)}{tie}, log-probabilities {error:.1e} apart"
+        if error > settings.tolerance:
+            return False, f"{what}; at most {settings.tolerance:g} allowed"
+        if any(factor != 1.0 for factor in settings.factors) and effect <= 10 * error:
+            return None, f"{what}; the base model's are {effect:.1e} away, too near to tell: try --dtype float32"
+        return True, f"{what}; without the factors {effect:.1e}"
+
+    attempt("vLLM, compiled" if compiled else "vLLM", same)
+
+
 def main() -> None:
     """Parse what `verify` asks for and run it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["directory", "copy"])
+    parser.add_argument("part", choices=["directory", "copy", "greedy", "vllm", "vllm-compiled"])
     parser.add_argument("directory")
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--device", required=True)
@@ -385,7 +499,11 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, required=True)
     arguments = parser.parse_args()
     settings = Settings(arguments.directory, arguments.device, arguments.dtype, arguments.prompt_tokens)
-    {"directory": check_directory, "copy": check_copy}[arguments.part](settings, arguments.scratch)
+    if arguments.part.startswith("vllm"):
+        check_vllm(settings, arguments.scratch, compiled=arguments.part == "vllm-compiled")
+    else:
+        parts = {"directory": check_directory, "copy": check_copy, "greedy": check_greedy}
+        parts[arguments.part](settings, arguments.scratch)
 
 
 if __name__ == "__main__":

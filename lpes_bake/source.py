@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -52,6 +52,13 @@ ROPE_TYPES = {
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor"),
+}
+
+# quant_method → the tensors that stand for one linear map, in each layout that it has. Some have more, not always.
+PACKED_LAYOUTS = {
+    "gptq": (("qweight", "qzeros", "scales"),),
+    "awq": (("qweight", "qzeros", "scales"),),
+    "bitsandbytes": (("weight", "weight.absmax", "weight.quant_map"), ("weight", "SCB")),
 }
 
 # The safetensors library itself refuses longer headers.
@@ -487,8 +494,24 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
             layers[int(match[1])].add(part)
     every = set().union(*layers.values())
     missing += [f"layers.{layer}.{part}" for layer, parts in layers.items() for part in sorted(every - parts)]
+    missing += [f"{name}.{part}" for name, lost in packed_maps(names, config).items() for part in sorted(lost)]
     if missing or not every:
         raise InputError(f"{where} lacks {missing[0] if missing else 'all layers'} in its weights: fetch it again")
+
+
+def packed_maps(names: Collection[str], config: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Quantised linear map → tensors of its layout that the weights lack. Empty for layouts not known here."""
+    settings = config.get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    found: dict[str, set[str]] = {}
+    for layout in PACKED_LAYOUTS.get(str(method), ()):
+        # A map that was left as it was has a "weight", too.
+        signs = tuple(f".{part}" for part in layout if part != "weight")
+        for name in names:
+            if sign := next((sign for sign in signs if name.endswith(sign)), None):
+                whole = name.removesuffix(sign)
+                found[whole] = {part for part in layout if f"{whole}.{part}" not in names}
+    return found
 
 
 def is_inside(name: str) -> bool:

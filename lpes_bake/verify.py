@@ -7,6 +7,7 @@ processes that cannot import lpes_bake, as a stranger's Python would meet the ch
 from __future__ import annotations
 
 import importlib.resources
+import importlib.util
 import json
 import os
 import re
@@ -15,8 +16,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from lpes_bake.export import survey
 from lpes_bake.factors import load_factors
@@ -31,6 +33,7 @@ from lpes_bake.source import (
     check_complete,
     check_list,
     num_layers,
+    packed_maps,
     read_config,
     read_header,
     read_json,
@@ -39,6 +42,16 @@ from lpes_bake.source import (
 )
 
 Status = Literal["pass", "fail", "skip"]
+Stack = Literal["transformers", "vllm", "vllm-compiled"]
+
+# What loads the directory, and the parts of live_checks.py that try it.
+STACKS: dict[Stack, tuple[str, str]] = {
+    "transformers": ("directory", "copy"),
+    "vllm": ("greedy", "vllm"),
+    "vllm-compiled": ("greedy", "vllm-compiled"),
+}
+# What a part needs from an earlier one.
+HANDED_OVER = {"copy": "outputs.pt", "vllm": "greedy.pt", "vllm-compiled": "greedy.pt"}
 
 # What the bake writes into config.json; all else in it is the base model's.
 BAKED_KEYS = ("model_type", "architectures", "auto_map", "layer_rope_scaling")
@@ -57,13 +70,22 @@ class Check:
     reason: str
 
 
+@dataclass(frozen=True)
+class Unchecked:
+    """Something that a run left open, and how it is checked."""
+
+    what: str
+    how: str
+
+
 @dataclass
 class Report:
-    """What verify found out about a directory."""
+    """What verify found out about a directory, and what it did not look at."""
 
     directory: str
     base: str | None
     checks: list[Check] = field(default_factory=list)
+    not_checked: list[Unchecked] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -77,6 +99,7 @@ class Report:
             "base": self.base,
             "ok": self.ok,
             "checks": [asdict(check) for check in self.checks],
+            "not_checked": [asdict(one) for one in self.not_checked],
         }
 
 
@@ -86,13 +109,15 @@ class LiveSettings:
 
     prompt_tokens: length of the long prompt; a model with fewer positions gets as many as it has.
     device: a torch device, None for cuda or mps where there is one. dtype: the one computed in.
-    trust_remote_code: run the directory's Python files even if they are not the ones we ship.
+    trust_remote_code: run the directory's Python files even if they are not the ones we ship. stacks: what it is
+    loaded in, each installed.
     """
 
     prompt_tokens: int = 3072
     device: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trust_remote_code: bool = False
+    stacks: tuple[Stack, ...] = ("transformers",)
 
 
 Notify = Callable[[Check], None]
@@ -120,8 +145,15 @@ def verify(
 
     for check in static_checks(directory, base, doing):
         add(check)
+    run_checks(report, directory, live, add, doing)
+    report.not_checked += not_checked(report, read_config(directory, str(directory)), base, live)
+    return report
+
+
+def run_checks(report: Report, directory: Path, live: LiveSettings | None, add: Notify, doing: Doing) -> None:
+    """The live checks, unless the static ones say that the directory must not or need not be run."""
     if live is None:
-        return report
+        return
     failed = {check.name for check in report.checks if check.status == "fail"}
     # A wrong base says nothing against running the directory, but these do.
     reasons = failed & {"model type", "architectures", "auto_map", "factors", "rope settings", "weights"}
@@ -129,10 +161,64 @@ def verify(
         reasons.add("python files")
     if reasons:
         add(Check("loads", "skip", f"not run, because of: {', '.join(sorted(reasons))}"))
-        return report
+        return
     for check in live_checks(directory, live, doing):
         add(check)
-    return report
+
+
+def not_checked(
+    report: Report, config: Mapping[str, Any], base: Source | None, live: LiveSettings | None
+) -> list[Unchecked]:
+    """What a run left open, and how it is checked."""
+    found = [Unchecked(check.name, check.reason) for check in report.checks if check.status == "skip"]
+    if base is None:
+        found.append(Unchecked("whether the weights and all other files are the base model's", "--base MODEL"))
+    if live is None:
+        unread = "" if base else ", and of the weights more than the headers"
+        found.append(Unchecked(f"what it computes{unread}", "leave out --static"))
+        return found
+    if "transformers" not in live.stacks:
+        found.append(Unchecked("the outputs, the cache, saving, the tokenizer", "--stack transformers"))
+    for stack, name in (("vllm", "vLLM"), ("vllm-compiled", "vLLM compiled, as it runs unless told otherwise")):
+        if stack not in live.stacks:
+            install = "" if is_installed("vllm") else "install vLLM beside lpes-bake, then "
+            found.append(Unchecked(name, f"{install}--stack {','.join([*live.stacks, stack])}"))
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and positions > live.prompt_tokens:
+        found.append(Unchecked(f"positions from {live.prompt_tokens} to {positions}", f"--prompt-tokens {positions}"))
+    if config.get("quantization_config"):
+        found.append(
+            Unchecked("errors that quantised weights hide", "verify a bake of the weights before quantisation")
+        )
+    elif live.dtype == "float32":
+        found.append(Unchecked("16-bit precision", "--dtype bfloat16"))
+    else:
+        found.append(Unchecked("errors that 16-bit rounding hides", "--dtype float32"))
+    here = f"transformers {version('transformers')}, torch {version('torch')}"
+    found.append(Unchecked(f"other versions than {here}, and other devices", "run verify there"))
+    found.append(
+        Unchecked("padding, torch.compile, training, offloading", "lpes-bake's tests, on a tiny model of this family")
+    )
+    return found
+
+
+def is_installed(package: str) -> bool:
+    """Whether this Python could import a package; it is not imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def check_stacks(names: Iterable[str]) -> tuple[Stack, ...]:
+    """The stacks of these names. InputError for one that is unknown or not installed."""
+    wanted = tuple(dict.fromkeys(names))
+    for name in wanted:
+        if name not in STACKS:
+            raise InputError(f"--stack {name!r} is unknown; known: {', '.join(STACKS)}")
+        package = name.partition("-")[0]
+        if not is_installed(package):
+            raise InputError(
+                f"--stack {name} needs {package}, which {sys.executable} does not have: install it, or leave it out"
+            )
+    return cast("tuple[Stack, ...]", wanted)
 
 
 def static_checks(directory: Path, base: Source | None, doing: Doing = lambda what: None) -> Iterator[Check]:
@@ -151,7 +237,6 @@ def static_checks(directory: Path, base: Source | None, doing: Doing = lambda wh
     yield run("weights", check_weights, config, directory)
     yield run("model card", check_card, directory)
     if base is None:
-        yield Check("base config", "skip", "not compared: no --base given")
         return
     yield run("base config", check_base_config, config, base)
     yield run("base files", check_base_files, directory, base)
@@ -289,7 +374,8 @@ def check_weights(config: Mapping[str, Any], directory: Path) -> str:
             raise InputError(f"{path.name} is a pickle: a baked checkpoint has safetensors")
         if "format" not in read_header(path).metadata:
             raise InputError(f'{path.name} lacks the metadata {{"format": "pt"}}, and loaders refuse it')
-    check_complete(set().union(*used.values()), config, "the directory")
+    tensors = set().union(*used.values())
+    check_complete(tensors, config, "the directory")
     for name in ADAPTER_FILES:
         if (directory / name).exists():
             raise InputError(f"{name}: loaders would put this adapter onto the baked model; remove it")
@@ -303,7 +389,14 @@ def check_weights(config: Mapping[str, Any], directory: Path) -> str:
     if stale:
         raise InputError(f"{stale[0]} belongs to no part of this model, and some loaders would take it; remove it")
     size = sum(path.stat().st_size for path in used)
-    return f"{len(used)} safetensors file{'s' * (len(used) > 1)}, {size / 1e9:.3g} GB, none left over"
+    found = f"{len(used)} safetensors file{'s' * (len(used) > 1)}, {size / 1e9:.3g} GB, none left over"
+    if not (quantization := config.get("quantization_config")):
+        return found
+    packed = len(packed_maps(tensors, config))
+    return (
+        f"{found}; {quantization.get('quant_method')}: every layer has the maps of the others"
+        + f", and none of {packed} packed ones lacks a tensor" * (packed > 0)
+    )
 
 
 def check_card(directory: Path) -> str | None:
@@ -437,18 +530,23 @@ def same_bytes(first: BinaryIO, second: BinaryIO, length: int) -> bool:
     return True
 
 
-def live_checks(directory: Path, settings: LiveSettings, doing: Doing = lambda what: None) -> Iterator[Check]:
-    """Load the directory, compare it with the reference, generate, save, and load what was saved."""
+def live_checks(
+    directory: Path, settings: LiveSettings, doing: Doing = lambda what: None, python: str = sys.executable
+) -> Iterator[Check]:
+    """Load the directory in each stack: compare it with the reference, generate, save, and load what was saved.
+
+    python: the interpreter whose transformers and vLLM these are; it needs no lpes-bake.
+    """
     with tempfile.TemporaryDirectory(prefix="lpes-bake-verify-") as scratch:
-        for part in ("directory", "copy"):
-            if part == "copy" and not (Path(scratch) / "outputs.pt").exists():
-                return
+        for part in dict.fromkeys(part for stack in settings.stacks for part in STACKS[stack]):
+            if part in HANDED_OVER and not (Path(scratch) / HANDED_OVER[part]).exists():
+                continue
             arguments = [part, str(directory.resolve()), scratch, "--device", settings.device or "auto"]
             arguments += ["--dtype", settings.dtype, "--prompt-tokens", str(settings.prompt_tokens)]
-            yield from run_live(arguments, Path(scratch), doing)
+            yield from run_live(python, arguments, Path(scratch), doing)
 
 
-def run_live(arguments: list[str], scratch: Path, doing: Doing) -> Iterator[Check]:
+def run_live(python: str, arguments: list[str], scratch: Path, doing: Doing) -> Iterator[Check]:
     """One run of live_checks.py: its checks as they come, and one more if it dies."""
     script = Path(__file__).with_name("live_checks.py")
     home = Path(tempfile.mkdtemp(prefix="home-", dir=scratch))
@@ -457,12 +555,15 @@ def run_live(arguments: list[str], scratch: Path, doing: Doing) -> Iterator[Chec
     environment = {name: value for name, value in os.environ.items() if "TOKEN" not in name}
     environment |= {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_MODULES_CACHE": str(home / "modules")}
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment |= {"VLLM_CACHE_ROOT": str(home / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+    # A long prompt on a busy CPU takes more than the five minutes that vLLM waits.
+    environment |= {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400"}
     errors = home / "stderr"
     last = "the start"
     with (
         errors.open("w") as stderr,
         subprocess.Popen(
-            [sys.executable, str(script), *arguments],
+            [python, str(script), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -480,7 +581,7 @@ def run_live(arguments: list[str], scratch: Path, doing: Doing) -> Iterator[Chec
                     last = message["doing"]
                     doing(last)
                 else:
-                    yield Check(**message)
+                    yield Check(**{**message, "reason": with_cause(message["reason"], errors)})
         except BaseException:
             process.kill()
             raise
@@ -488,3 +589,11 @@ def run_live(arguments: list[str], scratch: Path, doing: Doing) -> Iterator[Chec
         lines = errors.read_text(errors="replace").strip().splitlines()
         why = lines[-1] if lines else f"exit code {process.returncode}"
         yield Check(last, "fail", f"the process died ({process.returncode}) during {last}: {why[:300]}")
+
+
+def with_cause(reason: str, errors: Path) -> str:
+    """A check's reason; where vLLM says that the root cause stands above, that cause, from the process's stderr."""
+    if "root cause" not in reason:
+        return reason
+    cause = re.search(r"\b\w+(Error|Exception): .+", errors.read_text(errors="replace"))
+    return cause[0].strip()[:300] if cause else reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from lpes_bake.search.scoring import Scorer
 from lpes_bake.source import open_source
 from lpes_bake.verify import verify
 from tests.conftest import write_tiny
-from tests.families import TINY_FAMILIES
+from tests.families import TINY_FAMILIES, family_named
 from tests.test_scoring import contexts_of, plain_scores, same, tokenizer_of
 
 EACH_FAMILY = pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -42,6 +43,10 @@ for model in sorted(Path(root).glob("*/Model-1.5")):
     names["say"](family=model.parent.name)
     settings = names["Settings"](str(model), "cpu", "float32", 3072)
     {"directory": names["check_directory"], "copy": names["check_copy"]}[part](settings, scratch)
+    if part == "directory":
+        settings.directory = str(model.parent / "edited")
+        passed, reason = names["check_refusal"](settings)
+        names["result"]("refusal of the edited one", passed, reason)
 """
 
 
@@ -55,7 +60,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("families")
     for family in TINY_FAMILIES:
         base = write_tiny(root / family / "base", family)
-        bake(open_source(str(base)), Factors(FACTORS), root / family / "Model-1.5")
+        out = bake(open_source(str(base)), Factors(FACTORS), root / family / "Model-1.5").out
+        # What a hand would do that wants it to load without trust_remote_code.
+        config = json.loads((out / "config.json").read_text())
+        (root / family / "edited").mkdir()
+        (root / family / "edited" / "config.json").write_text(json.dumps({**config, "model_type": family}))
     return root
 
 
@@ -86,8 +95,30 @@ def test_a_bake_passes_every_check_of_verify(
 ) -> None:
     report = verify(root / family / "Model-1.5", open_source(str(root / family / "base")), live=None)
     assert {check.status for check in report.checks} == {"pass"}, report.checks
-    assert {"loads", "generation", "reference", "bare model", "tokenizer", "save and reload"} == set(live[family])
-    assert {status for status, _ in live[family].values()} == {"pass"}, live[family]
+    wanted = {"refusal", "loads", "generation", "reference", "bare model", "tokenizer", "save and reload"}
+    found = dict(live[family])
+    status, reason = found.pop("refusal of the edited one")
+    assert status == "fail" and "the factors are ignored" in reason
+    assert set(found) == wanted
+    assert {status for status, _ in found.values()} == {"pass"}, found
+
+
+@EACH_FAMILY
+def test_edits_that_lose_the_factors_in_silence_are_caught(family: str, root: Path, tmp_path: Path) -> None:
+    baked = Path(shutil.copytree(root / family / "Model-1.5", tmp_path / "edited"))
+    config = json.loads((baked / "config.json").read_text())
+    entry = family_named(family)
+    without_model = {auto: name for auto, name in config["auto_map"].items() if auto != "AutoModel"}
+    edits: dict[str, dict[str, Any]] = {
+        "model type": {"model_type": family},
+        "architectures": {"architectures": [entry.base_class("ForCausalLM")]},
+        "auto_map": {"auto_map": without_model},
+        "factors": {"layer_rope_scaling": [1.0] * 4},
+    }
+    for check, change in edits.items():
+        (baked / "config.json").write_text(json.dumps({**config, **change}))
+        found = verify(baked, live=None).checks
+        assert [one.name for one in found if one.status == "fail"] == [check], found
 
 
 @EACH_FAMILY

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,9 +298,18 @@ def test_quantised_weights_and_their_config_are_carried_over(model: Path, tmp_pa
     assert config["quantization_config"] == QUANTIZATIONS[layout]
     report = verify(tmp_path / "out", open_source(str(model)), live=None)
     assert report.ok, report.checks
-    lost = {name: tensor for name, tensor in tensors.items() if "layers.2.self_attn.q_proj" not in name}
-    save_file(lost, model / "model.safetensors", metadata={"format": "pt"})
-    assert "lacks layers.2.self_attn.q_proj" in error(model)
+    method = QUANTIZATIONS[layout]["quant_method"]
+    said = f"{method}: every layer has the maps of the others, and none of 27 packed ones lacks a tensor"
+    assert said in next(check.reason for check in report.checks if check.name == "weights")
+    # A map that lacks one of its tensors, and one that lacks them all.
+    one = {"gptq": ".qzeros", "awq": ".scales", "nf4": ".weight.absmax", "int8": ".weight"}[layout]
+    for lost in (f"layers.2.self_attn.q_proj{one}", "layers.2.self_attn.q_proj"):
+        kept = {name: tensor for name, tensor in tensors.items() if lost not in name}
+        for directory in (model, tmp_path / "out"):
+            save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+        assert f"lacks {lost}" in error(model)
+        checks = verify(tmp_path / "out", live=None).checks
+        assert f"lacks {lost}" in next(check.reason for check in checks if check.status == "fail")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -513,3 +526,51 @@ def test_without_the_gguf_package_the_mend_is_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
     code, output = export(tmp_path / "x.gguf", factors_file, tmp_path / "out")
     assert code == 2 and "pip install 'lpes-bake[gguf]'" in output
+
+
+# Writes end in an error at 100,000 bytes a file, as they do where a disk is full or a quota used up.
+TIGHT = """
+import resource, sys
+from lpes_bake.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("way", ["copied", "marked", "converted", "dequantised"])
+def test_writes_that_fail_half_way_leave_nothing_and_harm_nothing(
+    way: str, model: Path, tmp_path: Path, factors_file: Path
+) -> None:
+    weights = model / "model.safetensors"
+    out = bake(open_source(str(model)), FACTORS, tmp_path / "out").out
+    if way == "marked":
+        save_file(load_file(weights), weights)
+    elif way == "converted":
+        pickle_weights(model)
+    elif way == "dequantised":
+        write_gguf(model, "llama", tmp_path / "tiny.gguf")
+        model = tmp_path / "tiny.gguf"
+    before = digests(tmp_path)
+    for place in (out, tmp_path / "new" / "deep" / "out"):
+        command = [sys.executable, "-c", TIGHT, "export", str(model), str(factors_file), str(place), "--overwrite"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        line = done.stderr.strip().splitlines()[-1]
+        assert re.match(r"Error: .* could not be written.*, and nothing was left behind: .*File too large", line), line
+        assert "Traceback" not in done.stderr
+    assert digests(tmp_path) == before
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_disk_too_small_for_what_a_gguf_file_holds_is_refused_before_it_is_read(
+    model: Path, tmp_path: Path, factors_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_gguf(model, "llama", tmp_path / "tiny.gguf")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("nothing may be read"))
+    code, output = export(tmp_path / "tiny.gguf", factors_file, tmp_path / "out")
+    assert code == 2 and "0.00 GB free" in output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["factors.json", "model", "tiny.gguf"]

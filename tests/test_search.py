@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import shutil
@@ -16,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from lpes_bake.cli import main
 from lpes_bake.factors import load_factors
 from lpes_bake.plan import make_plan, trials_at_most
 from lpes_bake.report import load_result
@@ -905,14 +908,29 @@ def test_models_that_cannot_be_searched_are_refused(small: Small, tmp_path: Path
     assert not out.exists()
 
 
-def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted(small: Small, tmp_path: Path) -> None:
+class Yes(io.BytesIO):
+    """A stdin that would say yes to everything, and notes when somebody asks."""
+
+    asked = False
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        self.asked = True
+        return super().read1(size)
+
+
+def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted_and_nobody_is_asked(
+    small: Small, tmp_path: Path
+) -> None:
     model = Path(shutil.copytree(small.model, tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
     config |= {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    message = one_line(replace(small, model=model).search(tmp_path / "run"))
+    stdin = Yes(b"y\n" * 9)
+    arguments = ["search", str(model), "--out", str(tmp_path / "run"), *small.options()]
+    message = one_line(CliRunner().invoke(main, arguments, input=stdin))
     assert "--trust-remote-code" in message and not (tmp_path / "ran").exists()
+    assert not stdin.asked
 
 
 def test_a_broken_input_is_an_input_error_for_callers_too(tmp_path: Path) -> None:

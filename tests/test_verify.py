@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from lpes_bake.cli import main
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import open_source
-from lpes_bake.verify import LiveSettings, Report, verify
+from lpes_bake.verify import Check, LiveSettings, Report, verify
 from tests.conftest import write_tiny
 
 FACTORS = (0.25, 4.0, 1.0, 2.0)
@@ -47,6 +49,8 @@ def sharded_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "model.safetensors").unlink()
     model.save_pretrained(base, max_shard_size="500KB")
     assert len(list(base.glob("model-*.safetensors"))) > 2
+    # Vicuna's, which transformers refuses to save.
+    (base / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
     return base
 
 
@@ -80,7 +84,13 @@ def test_what_export_writes_passes_every_check(sharded_base: Path, tmp_path: Pat
     assert report["ok"]
     statuses = {check["name"]: check["status"] for check in report["checks"]}
     assert set(statuses.values()) == {"pass"}
-    assert {"loads", "generation", "reference", "bare model", "tokenizer", "save and reload"} < set(statuses)
+    live = {"refusal", "loads", "generation", "reference", "bare model", "tokenizer", "save and reload"}
+    assert live < set(statuses)
+    open_points = {one["what"]: one["how"] for one in report["not_checked"]}
+    assert open_points["positions from 3072 to 8192"] == "--prompt-tokens 8192"
+    assert open_points["16-bit precision"] == "--dtype bfloat16"
+    assert open_points["vLLM"].endswith("--stack transformers,vllm")
+    assert not any("base model" in what or "computes" in what for what in open_points)
     reference = next(check["reason"] for check in report["checks"] if check["name"] == "reference")
     assert "on 3072 tokens" in reference
 
@@ -92,6 +102,87 @@ def test_static_checks_import_no_torch_and_pass(baked: Path, tiny_llama: Path) -
         "assert report.ok, report.checks; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_was_not_checked_is_listed_with_the_way_to_check_it(
+    baked: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(base: Path | None, live: LiveSettings | None) -> str:
+        # What is listed follows from the settings: nothing needs to be run.
+        monkeypatch.setattr("lpes_bake.verify.live_checks", lambda *arguments: iter([Check("x", "skip", "no room")]))
+        found = verify(baked, open_source(str(base)) if base else None, live=live).not_checked
+        return "\n".join(f"{one.what}: {one.how}" for one in found)
+
+    alone = listed(None, None)
+    assert "what it computes, and of the weights more than the headers: leave out --static" in alone
+    assert "are the base model's: --base MODEL" in alone
+    against = listed(tiny_llama, None)
+    assert "--base" not in against and "headers" not in against and "what it computes: leave out --static" in against
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
+    run = listed(tiny_llama, LiveSettings(dtype="bfloat16", prompt_tokens=9000))
+    for line in (
+        "x: no room",
+        "vLLM: install vLLM beside lpes-bake, then --stack transformers,vllm",
+        "errors that 16-bit rounding hides: --dtype float32",
+    ):
+        assert line in run, run
+    assert "--static" not in run and "positions" not in run
+    assert "vLLM: " not in (rest := listed(tiny_llama, LiveSettings(stacks=("vllm",))))
+    assert "--stack transformers" in rest and "positions from 3072 to 8192" in rest
+
+
+def test_the_list_of_what_was_not_checked_is_printed(baked: Path) -> None:
+    done = run_cli(str(baked), "--static")
+    assert done.returncode == 0, done.stderr
+    head, _, rest = done.stdout.partition("Not checked in this run:\n")
+    assert "weights" in head
+    assert [line[:2] for line in rest.splitlines()] == ["- ", "- "]
+
+
+@pytest.mark.parametrize(
+    ("stack", "said"), [("vllm", "needs vllm"), ("transformers,onnx", "known: transformers, vllm"), ("", "unknown")]
+)
+def test_a_stack_that_is_not_there_is_refused_before_any_work(
+    baked: Path, monkeypatch: pytest.MonkeyPatch, stack: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
+    monkeypatch.setattr("lpes_bake.source.open_source", lambda *arguments: pytest.fail("nothing may be read"))
+    done = CliRunner().invoke(main, ["verify", str(baked), "--base", "org/model", "--stack", stack])
+    assert done.exit_code == 2
+    assert said in done.output and len(done.output.strip().splitlines()) == 1
+
+
+def test_vllm_that_cannot_load_the_directory_is_a_failed_check_with_its_cause(baked: Path, tmp_path: Path) -> None:
+    # Says what vLLM 0.32 says when its engine, a process of its own, does not start.
+    (tmp_path / "vllm.py").write_text(
+        """
+import sys
+class SamplingParams: pass
+class LLM:
+    def __init__(self, *arguments, **options):
+        print("(EngineCore pid=7) ERROR [core.py:1] ValueError: head size 24 is not supported", file=sys.stderr)
+        raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+"""
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = run_cli(str(baked), "--stack", "vllm", "--prompt-tokens", "64", PYTHONPATH=path)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"✓ greedy tokens +16 after 64 in transformers; without the factors others", done.stdout)
+    assert re.search(r"✗ vLLM +ValueError: head size 24 is not supported\n", done.stdout)
+    assert "✓ loads" not in done.stdout and "- the outputs, the cache, saving" in done.stdout
+
+
+def test_vllm_generates_what_transformers_does_and_lost_factors_are_caught(edited: Path) -> None:
+    pytest.importorskip("vllm")
+    settings = LiveSettings(prompt_tokens=300, trust_remote_code=True, stacks=("vllm",))
+    found = {check.name: (check.status, check.reason) for check in verify(edited, live=settings).checks}
+    assert found["vLLM"][0] == "pass", found
+    with (edited / "layer_rope_scaling.py").open("a") as file:
+        # Right in transformers, wrong in vLLM.
+        file.write("\nimport sys\nif 'vllm' in sys.modules:\n    LayerScaledRotaryEmbedding.factors = ")
+        file.write("lambda self: torch.ones_like(self.layer_rope_scaling)\n")
+    found = {check.name: (check.status, check.reason) for check in verify(edited, live=settings).checks}
+    assert found["vLLM"][0] == "fail" and "other tokens than transformers'" in found["vLLM"][1]
 
 
 @pytest.mark.parametrize(

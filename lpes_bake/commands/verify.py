@@ -33,17 +33,25 @@ def live_options(function: Any) -> Any:
     return function
 
 
-def live_settings(static: bool, prompt_tokens: int, device: str | None, dtype: Any, trust: bool = False) -> Any:
-    """What those options say, None for static checks alone. InputError for a device that is not there."""
-    from lpes_bake.verify import LiveSettings
+def live_settings(
+    static: bool,
+    prompt_tokens: int,
+    device: str | None,
+    dtype: Any,
+    trust: bool = False,
+    stacks: str = "transformers",
+) -> Any:
+    """What those options say, None for static checks alone. InputError for a device or a stack that is not there."""
+    from lpes_bake.verify import LiveSettings, check_stacks
 
+    known = check_stacks(stacks.split(","))
     if static:
         return None
     if device is not None:
         from lpes_bake.search.device import pick_device
 
         pick_device(device)
-    return LiveSettings(prompt_tokens, device, dtype, trust)
+    return LiveSettings(prompt_tokens, device, dtype, trust, known)
 
 
 @click.command("verify")
@@ -52,6 +60,14 @@ def live_settings(static: bool, prompt_tokens: int, device: str | None, dtype: A
     "--base", metavar="MODEL", help="The base model (directory or Hub name): compare weights and files with it."
 )
 @click.option("--static", is_flag=True, help="Only read files: takes seconds, needs no torch, runs nothing of DIR.")
+@click.option(
+    "--stack",
+    "stacks",
+    metavar="NAME,…",
+    default="transformers",
+    show_default=True,
+    help="What to load it in, if installed: transformers, vllm, vllm-compiled.",
+)
 @live_options
 @click.option(
     "--trust-remote-code",
@@ -63,6 +79,7 @@ def command(
     directory: Path,
     base: str | None,
     static: bool,
+    stacks: str,
     prompt_tokens: int,
     device: str | None,
     dtype: Any,
@@ -74,18 +91,20 @@ def command(
     Reads its files first: config.json, the Python files, the weights, the model card, and with --base
     whether all else is the base model's to the byte. Then loads it in a fresh process that cannot
     import lpes_bake, compares its outputs on a long prompt with a hand-written reference, generates
-    with and without cache, saves it and loads the copy. Python files that are not the ones that
-    lpes-bake ships are never run without --trust-remote-code.
+    with and without cache, saves it and loads the copy. With --stack vllm, vLLM must generate what
+    transformers generates. Python files that are not the ones that lpes-bake ships are never run
+    without --trust-remote-code. What the run did not check is listed at the end.
 
     Exit code 1 when a check fails, 2 when DIR is no baked checkpoint.
     """
     from lpes_bake.source import open_source
     from lpes_bake.verify import verify
 
+    live = live_settings(static, prompt_tokens, device, dtype, trust_remote_code, stacks)
     source = open_source(base) if base is not None else None
-    live = live_settings(static, prompt_tokens, device, dtype, trust_remote_code)
     with Checklist(quiet=as_json) as checklist:
         report = verify(directory, source, live=live, notify=checklist.show, doing=checklist.doing)
+        checklist.show_open(report.not_checked)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     raise SystemExit(0 if report.ok else 1)
@@ -123,3 +142,11 @@ class Checklist:
             return
         mark, style = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "skip": ("–", "dim")}[check.status]
         self.console.print(Text.assemble((mark, style), f" {check.name:<16} {check.reason}"))
+
+    def show_open(self, not_checked: Any) -> None:
+        """What was not checked, and how it is."""
+        if self.quiet:
+            return
+        self.console.print("\nNot checked in this run:")
+        for one in not_checked:
+            self.console.print(f"- {one.what}: {one.how}", markup=False)
