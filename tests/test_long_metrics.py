@@ -98,7 +98,12 @@ def test_zeroscrolls(metric: Metric, answer: str, references: Sequence[str], exp
         (final_number, "He has $18.50 left", ["The answer is 18"], 100),
         (final_number, "5 and 7\n\nno, 9", ["The answer is 7"], 100),
         (final_number, "none", ["The answer is 7"], 0),
-        (contained, "\nThe first topic is The  Benefits of volunteering.\nNot x", ["the benefits of Volunteering"], 100),
+        (
+            contained,
+            "\nThe first topic is The  Benefits of volunteering.\nNot x",
+            ["the benefits of Volunteering"],
+            100,
+        ),
         (contained, "The second\nthe benefits of volunteering", ["benefits"], 0),
         (contained, "15", ["5"], 0),
         (contained, "5", ["5.0"], 100),

@@ -61,7 +61,7 @@ CODE = (
     "answer the question."
 )
 FICTION = (
-    "Now you are given a scientific fiction. I will ask you some questions and the answer should be \"True\" or "
+    'Now you are given a scientific fiction. I will ask you some questions and the answer should be "True" or '
     '"False". Notice that you should answer the question based on the evidence in the document instead of your '
     "background knowledge."
 )
@@ -109,7 +109,9 @@ def benchmark(task: str, rows: Sequence[Row]) -> Benchmark:
     kinds = {row.values.get("evaluation"): row for row in scored}
     for kind, row in kinds.items():
         if kind not in OPEN_METRICS or len(kinds) > 1:
-            raise row.error(f'"evaluation" is {shown(kind)}; all rows but {" and ".join(JUDGED)} must have f1, or rouge')
+            raise row.error(
+                f'"evaluation" is {shown(kind)}; all rows but {" and ".join(JUDGED)} must have f1, or rouge'
+            )
     if not scored:
         raise judged[0].error(f'"evaluation" is {" or ".join(JUDGED)} in all rows, so nothing can be scored here')
     ((name, metric),) = (OPEN_METRICS[str(kind)] for kind in kinds)

@@ -7,7 +7,6 @@ oddity of a script is left out, the function says so.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -79,8 +78,7 @@ def _lone_letter(text: str) -> str | None:
 
 
 def exponential_similarity(answer: str, references: Sequence[str]) -> tuple[float, ...]:
-    """ZeroSCROLLS, section 4: half as much for every 10 points between the first percentage and the reference's; 0 where
-    the answer has none."""
+    """ZeroSCROLLS: half as much for every 10 points between the first percentage and the reference's; 0 without one."""
     found = _percentage(answer)
     if found is None:
         return (0.0,)
@@ -94,7 +92,7 @@ def _percentage(text: str) -> float | None:
 
 
 def concordance(answer: str, references: Sequence[str]) -> tuple[float, ...]:
-    """ZeroSCROLLS, section 4: the share of pairs that stand in the reference's order; 0 where the answer is not an
+    """ZeroSCROLLS: the share of pairs that stand in the reference's order; 0 where the answer is not an
     arrangement of its numbers."""
     return (100 * max(_concordance(_numbers(answer), _numbers(one)) for one in references),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,10 @@ def fitted(question: Question, tokenizer: Any, prompt_format: str, limit: int) -
     return encode_prompt(question.prompt(letters), tokenizer, prompt_format), True
 
 
-def read_benchmark(spec: str) -> Benchmark:
-    """The benchmark that a text such as "zeroscrolls/qasper" or "leval/tpo:FILE" means. Without a file, it is fetched
-    from the Hub. Raises InputError for what does not exist or cannot be read."""
+def read_benchmark(spec: str, limit: int | None = None) -> Benchmark:
+    """The benchmark that a text such as "zeroscrolls/qasper" or "leval/tpo:FILE" means, with its first `limit`
+    questions. Without a file, it is fetched from the Hub. Raises InputError for what does not exist or cannot be read.
+    """
     from lpes_bake.long_text import leval, zeroscrolls
 
     suites: dict[str, tuple[Iterable[str], Callable[[str, list[Row]], Benchmark], Callable[[str], Path]]] = {
@@ -97,7 +98,8 @@ def read_benchmark(spec: str) -> Benchmark:
     tasks, make, fetch = suites[suite]
     if task not in tasks:
         raise InputError(f"--benchmark {spec}: {suite} has no task {task!r}; it has: {', '.join(tasks)}")
-    return make(task, list(read_rows(Path(file) if file else fetch(task))))
+    made = make(task, list(read_rows(Path(file) if file else fetch(task))))
+    return replace(made, questions=made.questions[:limit])
 
 
 def fetch_file(repo: str, name: str) -> Path:

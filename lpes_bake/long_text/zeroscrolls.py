@@ -1,4 +1,4 @@
-"""ZeroSCROLLS (Shaham et al., arXiv 2305.14196): ten tasks in one format, with prompts, cuts and metrics of the authors.
+"""ZeroSCROLLS (Shaham et al., arXiv 2305.14196): ten tasks in one format; prompts, cuts and metrics are the authors'.
 
 Files are the authors' JSONL. The references of their test split are private, so it is the validation split, about 20
 questions a task, that can be scored here.
