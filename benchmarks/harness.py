@@ -1,4 +1,4 @@
-"""Multi-document QA and key-value retrieval in lm-evaluation-harness and in `lpes-bake eval`: same model, same questions.
+"""The lost-in-the-middle tasks in lm-evaluation-harness and in `lpes-bake eval`: same model, same questions.
 
 python -m benchmarks.harness MODEL_DIR MDQA_FILE [CONTEXTS]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import load_scaled
 from lpes_bake.source import open_source
 from tests.conftest import write_tiny
+from tests.hub_server import serve
 from tests.runs import SMALL, Small, invoke, one_line, write_small
+from tests.test_push import client
 
 FACTORS = [0.5, 1.6]
 MARK = "... [The rest of the article is omitted]\n\n"
@@ -98,11 +102,11 @@ def test_the_document_is_cut_and_never_the_query(tmp_path: Path, tokenizer: Any)
 
 
 def test_other_formats_and_long_documents_fill_the_room_too(tokenizer: Any) -> None:
-    question = Question("<", "x" * 100_000, ">", ("",), mark="|")
+    question = Question("<", "x" * 100_000, ">", ("",), "unit", mark="|")
     tokens, _ = fitted(question, tokenizer, "vicuna", 400)
     text = str(tokenizer.decode(tokens))
     assert len(tokens) == 400 and text.endswith("x|> ASSISTANT:")
-    from_the_left = Question("<", "x" * 1000 + "end", ">", ("",), cut_at_beginning=True)
+    from_the_left = Question("<", "x" * 1000 + "end", ">", ("",), "unit", cut_at_beginning=True)
     assert tokenizer.decode(fitted(from_the_left, tokenizer, "plain", 10)[0]) == "<xxxxxend>"
 
 
@@ -146,6 +150,14 @@ def test_leval_asks_as_the_authors_do(tmp_path: Path) -> None:
         "Fish fly, True or False? Answer this question based on the real-world knowledge and facts up until your last "
         "training\nAnswer:"
     )
+
+
+def test_a_line_of_leval_is_one_document(tmp_path: Path) -> None:
+    # The questions of GSM have their examples in the instruction, and no document.
+    rows = [leval_row(["1 + 1?", "2 + 1?"], ["2", "3"], "exam", document=""), leval_row(["4?"], ["4"], "exam", "")]
+    file = write_rows(tmp_path / "gsm.jsonl", rows)
+    first, second, third = (one.unit for one in read_benchmark(f"leval/gsm100:{file}").questions)
+    assert first == second != third
 
 
 def test_questions_that_only_people_can_judge_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -196,6 +208,27 @@ def test_the_table_says_what_was_cut(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "zeroscrolls/quality: 2 questions; 1 of the prompts cut to fit into 400 tokens" in done.stdout
     assert "accuracy" in done.stdout and "short" in done.stdout
+
+
+def test_files_come_from_the_hub_where_none_is_given(tmp_path: Path) -> None:
+    content = "".join(json.dumps(scrolls_row(number, "Rain.", "What?", "Rain")) + "\n" for number in range(3))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("qasper/test.jsonl", "")
+        archive.writestr("qasper/validation.jsonl", content)
+    exam = json.dumps(leval_row(["Why?"], ["A"], "exam")).encode()
+    code = (
+        "from lpes_bake.long_text.questions import read_benchmark\n"
+        "for spec in ('zeroscrolls/qasper', 'leval/tpo', 'leval/quality'):\n"
+        "    print(spec, len(read_benchmark(spec).questions))\n"
+    )
+    with serve() as hub:
+        hub.create("tau/zero_scrolls").add("main", "data", {"qasper.zip": packed.getvalue()}, set())
+        hub.create("L4NLP/LEval").add("main", "data", {"LEval/Exam/tpo.jsonl": exam}, set())
+        done = client(hub, tmp_path, "-c", code)
+    assert done.stdout.splitlines() == ["zeroscrolls/qasper 3", "leval/tpo 1"]
+    last = done.stderr.strip().splitlines()[-1]
+    assert "LEval/Exam/quality.jsonl of the data set L4NLP/LEval could not be fetched from the Hub" in last
 
 
 def test_intervals_are_over_documents() -> None:

@@ -66,7 +66,7 @@ class LongEvaluation:
         return self._interval(benchmark, entry, self.entries[0])
 
     def _interval(self, benchmark: int, entry: Entry, base: Entry | None = None) -> Interval:
-        documents = [question.document for question in self.benchmarks[benchmark].questions]
+        documents = [question.unit for question in self.benchmarks[benchmark].questions]
         parts = [one.answers[benchmark].parts for one in (entry, base) if one is not None]
         return bootstrap(documents, *parts)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lpes_bake.long_text.metrics import (
     Metric,
@@ -23,7 +22,7 @@ from lpes_bake.long_text.metrics import (
     true_or_false,
 )
 from lpes_bake.long_text.questions import Benchmark, Question, fetch_file
-from lpes_bake.search.jsonl import Row, shown
+from lpes_bake.search.jsonl import Row, read_rows, shown
 
 REPO = "L4NLP/LEval"
 MAX_NEW_TOKENS = 512
@@ -94,9 +93,9 @@ OPEN_TASKS = (
 TASKS = (*CLOSED, *OPEN_TASKS)
 
 
-def fetch(task: str) -> Path:
+def fetch(task: str) -> list[Row]:
     """The task's file from the Hub."""
-    return fetch_file(REPO, f"LEval/{'Exam' if task in CLOSED else 'Generation'}/{task}.jsonl")
+    return list(read_rows(fetch_file(REPO, f"LEval/{'Exam' if task in CLOSED else 'Generation'}/{task}.jsonl")))
 
 
 def benchmark(task: str, rows: Sequence[Row]) -> Benchmark:
@@ -134,17 +133,17 @@ def _closed(task: str, row: Row) -> Iterator[Question]:
             )
         # SciFi's outputs may also say what holds in the real world, which is asked without the document.
         loyal, _, fact = output.partition("[fact:")
-        yield Question(before, document, after, (loyal.strip(),), cut_at_beginning=task == "codeU")
+        yield Question(before, document, after, (loyal.strip(),), row.where, cut_at_beginning=task == "codeU")
         if fact:
             asked = instruction.replace(IN_THE_DOCUMENT, IN_THE_WORLD)
-            yield Question("", "", f"{asked}\nAnswer:", (fact.removesuffix("]").strip(),))
+            yield Question("", "", f"{asked}\nAnswer:", (fact.removesuffix("]").strip(),), row.where)
 
 
 def _open(row: Row) -> Iterator[Question]:
     document = _document(row)
     for instruction, output in _pairs(row):
         after = f" Instruction: {instruction} \nAnswer this question with {len(output.split())} words."
-        yield Question(f"{OPEN}Document is as follows. ", document, after, (output,))
+        yield Question(f"{OPEN}Document is as follows. ", document, after, (output,), row.where)
 
 
 def _document(row: Row) -> str:

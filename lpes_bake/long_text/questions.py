@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -13,7 +14,6 @@ from lpes_bake.long_text.metrics import Metric
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.jsonl import Row, read_rows
 from lpes_bake.search.prompts import encode_prompt
-from lpes_bake.source import hub_error
 
 # Tokens with more letters than that on the average do not happen: what lies beyond is not even tokenised.
 LETTERS_PER_TOKEN = 16
@@ -24,13 +24,15 @@ class Question:
     """One prompt: `before`, the document, `after`. What does not fit is cut from the document's end, or from its
     beginning, and `mark` stands in its place.
 
-    references: the answers it is scored against.
+    references: the answers it is scored against. unit: names the document, for intervals; questions of one unit are
+    drawn together.
     """
 
     before: str
     document: str
     after: str
     references: tuple[str, ...]
+    unit: str
     mark: str = ""
     cut_at_beginning: bool = False
 
@@ -87,7 +89,7 @@ def read_benchmark(spec: str, limit: int | None = None) -> Benchmark:
     """
     from lpes_bake.long_text import leval, zeroscrolls
 
-    suites: dict[str, tuple[Iterable[str], Callable[[str, list[Row]], Benchmark], Callable[[str], Path]]] = {
+    suites: dict[str, tuple[Iterable[str], Callable[[str, list[Row]], Benchmark], Callable[[str], list[Row]]]] = {
         "zeroscrolls": (zeroscrolls.TASKS, zeroscrolls.benchmark, zeroscrolls.fetch),
         "leval": (leval.TASKS, leval.benchmark, leval.fetch),
     }
@@ -98,7 +100,7 @@ def read_benchmark(spec: str, limit: int | None = None) -> Benchmark:
     tasks, make, fetch = suites[suite]
     if task not in tasks:
         raise InputError(f"--benchmark {spec}: {suite} has no task {task!r}; it has: {', '.join(tasks)}")
-    made = make(task, list(read_rows(Path(file) if file else fetch(task))))
+    made = make(task, list(read_rows(Path(file))) if file else fetch(task))
     return replace(made, questions=made.questions[:limit])
 
 
@@ -108,14 +110,20 @@ def fetch_file(repo: str, name: str) -> Path:
 
     try:
         return Path(hf_hub_download(repo, name, repo_type="dataset"))
-    except Exception as error:
-        raise hub_error(error, repo, None) from error
+    except Exception as error:  # many kinds: no network, no such file, no access
+        raise InputError(
+            f"{name} of the data set {repo} could not be fetched from the Hub ({type(error).__name__}); try again, or "
+            "give the path of a file behind a colon"
+        ) from error
 
 
-def unpacked(archive: Path, name: str) -> Path:
-    """The file called `name` in a zip archive, unpacked beside it."""
-    target = archive.with_name(f"{archive.stem}-{name}")
-    with zipfile.ZipFile(archive) as packed:
-        member = next(one for one in packed.namelist() if Path(one).name == name)
-        target.write_bytes(packed.read(member))
-    return target
+def packed_rows(archive: Path, name: str) -> list[Row]:
+    """The rows of the file called `name` in a zip archive, in whichever folder of it."""
+    try:
+        with zipfile.ZipFile(archive) as packed, tempfile.TemporaryDirectory() as folder:
+            member = next((one for one in packed.namelist() if Path(one).name == name), None)
+            if member is None:
+                raise InputError(f"{archive} holds no {name}; give the path of a file behind a colon")
+            return list(read_rows(Path(packed.extract(member, folder))))
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{archive} is no whole zip archive ({error}); fetch it again") from error

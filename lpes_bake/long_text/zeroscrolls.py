@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lpes_bake.long_text.metrics import (
     Metric,
@@ -18,7 +17,7 @@ from lpes_bake.long_text.metrics import (
     rouge,
     token_f1,
 )
-from lpes_bake.long_text.questions import Benchmark, Question, fetch_file, unpacked
+from lpes_bake.long_text.questions import Benchmark, Question, fetch_file, packed_rows
 from lpes_bake.search.jsonl import Row, shown
 
 REPO = "tau/zero_scrolls"
@@ -47,9 +46,9 @@ TASKS = {
 }
 
 
-def fetch(task: str) -> Path:
+def fetch(task: str) -> list[Row]:
     """The validation split from the Hub."""
-    return unpacked(fetch_file(REPO, f"{task}.zip"), "validation.jsonl")
+    return packed_rows(fetch_file(REPO, f"{task}.zip"), "validation.jsonl")
 
 
 def benchmark(task: str, rows: Sequence[Row]) -> Benchmark:
@@ -70,7 +69,8 @@ def question(rows: Sequence[Row]) -> Question:
     begin, query = (_index(row, name, text) for name in ("document_start_index", "query_start_index"))
     references = tuple(map(_reference, rows))
     mark = row.checked_text(row.values.get("truncation_seperator"), '"truncation_seperator"', may_be_empty=True)
-    return Question(text[:begin], text[begin:query], text[query:], references, mark)
+    document = text[begin:query]
+    return Question(text[:begin], document, text[query:], references, document, mark)
 
 
 def _reference(row: Row) -> str:
