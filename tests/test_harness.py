@@ -89,9 +89,9 @@ def test_answers_are_judged_at_their_place() -> None:
 
 
 def test_tasks_say_what_is_missing_where_lpes_bake_is_not() -> None:
-    code = "import runpy, sys; sys.modules['lpes_bake'] = None; runpy.run_path(sys.argv[1])"
-    script = str(TASKS_DIR / "lost_in_the_middle.py")
-    done = subprocess.run([sys.executable, "-c", code, script], capture_output=True, text=True)
+    # Isolated, and without anything that was installed.
+    command = [sys.executable, "-I", "-S", str(TASKS_DIR / "lost_in_the_middle.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "need lpes-bake in the environment that lm_eval runs in" in last
 

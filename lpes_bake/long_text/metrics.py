@@ -176,8 +176,8 @@ def code_output(answer: str, references: Sequence[str]) -> tuple[float, ...]:
     """L-Eval's CodeU: whether the printed value is among as many words as it has, and three more, behind "the final
     output" or else at the end of the answer."""
     text = _plain_code(answer)
-    for words in ("will be", "of the code", "is", "would be", "the value of", "the result of", "printed"):
-        text = text.replace(words, "")
+    for phrase in ("will be", "of the code", "is", "would be", "the value of", "the result of", "printed"):
+        text = text.replace(phrase, "")
     _, said, behind = text.rpartition("the final output")
     words = re.split(r"\s+", behind)
     right = False
