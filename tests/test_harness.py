@@ -84,8 +84,8 @@ def test_answers_are_judged_at_their_place() -> None:
     doc = {"position": 4, "answers": ["the Nile", "Amazon"]}
     assert judge_text(doc, ["\n\nIt is the Amazon.\nOr not."]) == {"acc": 1.0, "acc_at_4": 1.0}
     assert judge_text(doc, ["It is the Rhine.\nOr the Nile."]) == {"acc": 0.0, "acc_at_4": 0.0}
-    assert judge_value(doc, (-3.5, True)) == {"acc": 1.0, "acc_at_4": 1.0}
-    assert judge_value(doc, (-0.1, False)) == {"acc": 0.0, "acc_at_4": 0.0}
+    assert judge_value(doc, [(-3.5, True)]) == {"acc": 1.0, "acc_at_4": 1.0}
+    assert judge_value(doc, [(-0.1, False)]) == {"acc": 0.0, "acc_at_4": 0.0}
 
 
 def test_tasks_say_what_is_missing_where_lpes_bake_is_not() -> None:
@@ -170,7 +170,7 @@ def test_a_metric_that_is_no_mean_is_not_paired() -> None:
     base, ours = (logged({"one": [1.0, 0.0]}, {"one": error}, {}) for error in (0.3, 0.4))
     ours["results"]["one"]["acc,none"] = 7.5
     (row,) = compare([base, ours])
-    assert row.differences == (Difference(7.0, pytest.approx(0.5), False),)
+    assert row.differences == (Difference(7.0, 0.5, False),)
 
 
 def test_documents_are_judged_alike_in_lm_eval_and_in_eval(
@@ -191,7 +191,7 @@ def test_documents_are_judged_alike_in_lm_eval_and_in_eval(
     example = take(parse_task(spec), "report", 1, 1, tokenizer, "plain", 8192).examples[0][1]
     prompt = torch.tensor([encode(example, tokenizer, "plain")[0]])
     output = model.generate(prompt, max_new_tokens=100, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
-    said = re.sub(r"\W", "", tokenizer.decode(output, skip_special_tokens=True).strip().splitlines()[0])[:2]
+    said = re.sub(r"\W", "", str(tokenizer.decode(output, skip_special_tokens=True)).strip().splitlines()[0])[:2]
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({**row, "answers": [*row["answers"], said]}) + "\n" for row in rows))
     monkeypatch.setenv("LPES_MDQA_FILE", str(file))
@@ -241,7 +241,7 @@ def test_values_have_the_same_probability_in_lm_eval_and_in_eval(small: Small) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--harness", "no_such_task"], "lm-eval has no task 'no_such_task'"),
+        (["--harness", "lpes_no_such_task"], "lm-eval has no task 'lpes_no_such_task'"),
         (["--harness", "lpes_mdqa_10"], "LPES_MDQA_FILE is not set"),
         (["--harness", "lpes_kv_75", "--prompt-format", "vicuna"], "plain and chat, not vicuna"),
         (["--harness", ","], "--harness names no task"),

@@ -63,9 +63,10 @@ def judge_text(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     return _at_place(doc, best_subspan_em(first_line(results[0]), doc["answers"]))
 
 
-def judge_value(doc: dict[str, Any], results: tuple[float, bool]) -> dict[str, float]:
+def judge_value(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
     """Whether greedy decoding begins with the value, in all and at its gold place."""
-    return _at_place(doc, results[1])
+    ((_, greedy),) = results
+    return _at_place(doc, greedy)
 
 
 def _at_place(doc: dict[str, Any], right: bool) -> dict[str, float]:
