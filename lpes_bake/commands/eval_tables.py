@@ -57,8 +57,8 @@ def _show_places(evaluation: Evaluation, console: Console) -> None:
             table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
             differences = [evaluation.difference(entry, i, metric) for metric in names]
             for row, place in enumerate(places):
-                table.add_row(place, *(_signed(one["by_position"][row]) for one in differences))
-            table.add_row("mean", *(_signed(one["mean"]) for one in differences))
+                table.add_row(place, *(_interval(one["by_position"][row]) for one in differences))
+            table.add_row("mean", *(_interval(one["mean"]) for one in differences))
             console.print(table)
             console.print()
 
@@ -73,12 +73,12 @@ def _show_benchmarks(result: LongEvaluation, console: Console) -> None:
         left_out = f"; {one.left_out} more that only people or other models can judge" if one.left_out else ""
         cut = f"; {result.cut[i]} of the prompts cut to fit into {result.limit} tokens" if result.cut[i] else ""
         console.print(f"{one.name}: {len(one.questions)} questions{left_out}{cut}\n", markup=False, soft_wrap=True)
-        table = Table("model", one.metric_name, f"− {first.label}", box=None)
+        table = Table("model", one.metric_name, Text(f"− {first.label}"), box=None)
         table.columns[0].overflow = "fold"
         for entry in result.entries:
-            score, low, high = (f"{number:.2f}" for number in result.score(entry, i))
-            difference = "" if entry is first else _signed(numbers(result.difference(entry, i)), digits=2)
-            table.add_row(Text(entry.label), f"{score} ({low} to {high})", difference)
+            score = _interval(numbers(result.score(entry, i)), ".2f")
+            difference = "" if entry is first else _interval(numbers(result.difference(entry, i)), "+.2f")
+            table.add_row(Text(entry.label), score, difference)
         console.print(table)
         console.print()
 
@@ -89,7 +89,8 @@ def _show_harness(result: HarnessEvaluation, console: Console) -> None:
     from rich.text import Text
 
     first, *others = result.labels
-    table = Table("task", "metric", *result.labels, *(f"{label} − {first}" for label in others), box=None)
+    headings = map(Text, (*result.labels, *(f"{label} − {first}" for label in others)))
+    table = Table("task", "metric", *headings, box=None)
     for row in result.rows:
         values = [f"{one.value:.4f}{_error(one.stderr)}" for one in row.values]
         differences = [
@@ -104,6 +105,6 @@ def _error(stderr: float | None) -> str:
     return "" if stderr is None else f" ± {stderr:.4f}"
 
 
-def _signed(interval: list[float | None], digits: int = 3) -> str:
-    """A difference with its interval."""
-    return "{} ({} to {})".format(*("?" if number is None else f"{number:+.{digits}f}" for number in interval))
+def _interval(interval: list[float | None], form: str = "+.3f") -> str:
+    """A number, or a difference, with its interval."""
+    return "{} ({} to {})".format(*("?" if number is None else format(number, form) for number in interval))
