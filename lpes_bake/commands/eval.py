@@ -97,7 +97,7 @@ PLACES_ONLY = ("factors", "specs", "contexts", "seed", "plot")
 @click.option(
     "--trust-remote-code",
     is_flag=True,
-    help="Run Python code that a model brings for its tokenizer or, with --harness, files of a baked directory that are "
+    help="Run Python code that a model brings for its tokenizer or, with --harness, that of a baked directory which is "
     "not ours. Read it first.",
 )
 @click.option("--plot", metavar="PNG", type=click.Path(path_type=Path), help="Draw the scores by position.")
