@@ -65,6 +65,7 @@ def _show_places(evaluation: Evaluation, console: Console) -> None:
 
 def _show_benchmarks(result: LongEvaluation, console: Console) -> None:
     """For each benchmark: the score of each model and the difference from the first one's."""
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -73,7 +74,7 @@ def _show_benchmarks(result: LongEvaluation, console: Console) -> None:
         left_out = f"; {one.left_out} more that only people or other models can judge" if one.left_out else ""
         cut = f"; {result.cut[i]} of the prompts cut to fit into {result.limit} tokens" if result.cut[i] else ""
         console.print(f"{one.name}: {len(one.questions)} questions{left_out}{cut}\n", markup=False, soft_wrap=True)
-        table = Table("model", one.metric_name, Text(f"− {first.label}"), box=None)
+        table = Table("model", one.metric_name, escape(f"− {first.label}"), box=None)
         table.columns[0].overflow = "fold"
         for entry in result.entries:
             score = _interval(numbers(result.score(entry, i)), ".2f")
@@ -85,11 +86,12 @@ def _show_benchmarks(result: LongEvaluation, console: Console) -> None:
 
 def _show_harness(result: HarnessEvaluation, console: Console) -> None:
     """A row a task and metric: each model's value, and the differences from the first one's."""
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
     first, *others = result.labels
-    headings = map(Text, (*result.labels, *(f"{label} − {first}" for label in others)))
+    headings = map(escape, (*result.labels, *(f"{label} − {first}" for label in others)))
     table = Table("task", "metric", *headings, box=None)
     for row in result.rows:
         values = [f"{one.value:.4f}{_error(one.stderr)}" for one in row.values]
