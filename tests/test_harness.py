@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from lpes_bake.commands.eval_tables import show
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
-from lpes_bake.harness import TASKS_DIR, Difference, base_folder, compare
+from lpes_bake.harness import TASKS_DIR, Difference, HarnessEvaluation, base_folder, compare
 from lpes_bake.lm_eval_tasks.lost_in_the_middle import judge_text, judge_value
 from lpes_bake.source import open_source
 from tests.runs import Small, invoke, one_line, write_small
@@ -171,6 +173,24 @@ def test_a_metric_that_is_no_mean_is_not_paired() -> None:
     ours["results"]["one"]["acc,none"] = 7.5
     (row,) = compare([base, ours])
     assert row.differences == (Difference(7.0, 0.5, False),)
+
+
+def test_the_table_says_which_differences_are_paired() -> None:
+    from rich.console import Console
+
+    base = logged({"one": [1, 0, 0, 1], "two": [0, 1]}, {"one": 0.25, "two": 0.3}, {})
+    ours = logged({"one": [1, 1, 1, 0], "two": [1, 1]}, {"one": 0.25, "two": 0.4}, {})
+    ours["results"]["two"]["acc,none"] = 7.5
+    rows = tuple(compare([base, ours]))
+    written = io.StringIO()
+    console = Console(file=written, width=200)
+    show(HarnessEvaluation(("base", "lpes"), (), "0.4.9", {}, None, False, rows), console)
+    lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
+    assert lines[:3] == [
+        "task metric base lpes lpes − base",
+        "one acc 0.5000 ± 0.2500 0.7500 ± 0.2500 +0.2500 ± 0.4787",
+        "two acc 0.5000 ± 0.3000 7.5000 ± 0.4000 +7.0000 ± 0.5000 (not paired)",
+    ]
 
 
 def test_documents_are_judged_alike_in_lm_eval_and_in_eval(
