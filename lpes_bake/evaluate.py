@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from lpes_bake.comparison import METRICS, difference, measured
 from lpes_bake.factors import check_factors, load_factors
-from lpes_bake.loading import load_model, load_tokenizer, require_causal
+from lpes_bake.loading import load_model, load_tokenizer, open_sources
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import Source, open_source
+from lpes_bake.source import Source
 
 if TYPE_CHECKING:
     from lpes_bake.search.scoring import Scores
@@ -135,12 +135,7 @@ def evaluate(
     label of the model at work and the share of its questions that are done. Raises InputError before any
     weight is read when something cannot work.
     """
-    # Revisions belong to the Hub; a local directory beside a model of the Hub has none.
-    sources = [open_source(one, revision=None if Path(one).is_dir() else revision, baked=True) for one in models]
-    if revision is not None and all(Path(one).is_dir() for one in models):
-        raise InputError("--revision is for models on the Hub, and all models given are local directories")
-    for source in sources:
-        require_causal(source)
+    sources = open_sources(models, revision)
     with_factors = [_factors(path, sources[0]) for path in factors]
 
     from transformers.utils import logging
@@ -171,7 +166,7 @@ def evaluate(
     from lpes_bake.search.scoring import Scorer
 
     entries: list[Entry] = []
-    labels = _labels(models, sources, factors)
+    labels = distinct_labels(models, sources, factors)
     for i, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True)):
         own = None if source.factors is None else tuple(source.factors)
         variants = [own, *with_factors] if i == 0 else [own]
@@ -213,7 +208,7 @@ def _factors(path: Path, source: Source) -> tuple[float, ...]:
     return found.layer_rope_scaling
 
 
-def _labels(models: Sequence[str], sources: Sequence[Source], factors: Sequence[Path]) -> list[str]:
+def distinct_labels(models: Sequence[str], sources: Sequence[Source], factors: Sequence[Path] = ()) -> list[str]:
     """Short names that differ, in the order of the work: the first model, it with factors, the other models."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):

@@ -6,11 +6,24 @@ torch and transformers are imported inside functions only.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import Source, require_tokenizer
+from lpes_bake.source import Source, open_source, require_tokenizer
+
+
+def open_sources(models: Sequence[str], revision: str | None = None) -> list[Source]:
+    """Models that are scored side by side: base or baked directories, or names on the Hub, causal all of them."""
+    # Revisions belong to the Hub; a local directory beside a model of the Hub has none.
+    sources = [open_source(one, revision=None if Path(one).is_dir() else revision, baked=True) for one in models]
+    if revision is not None and all(Path(one).is_dir() for one in models):
+        raise InputError("--revision is for models on the Hub, and all models given are local directories")
+    for source in sources:
+        require_causal(source)
+    return sources
 
 
 def require_causal(source: Source) -> None:

@@ -127,15 +127,19 @@ class KVRetrievalFile(Task):
                     "not mean the same; put them into two files"
                 )
         object.__setattr__(self, "_rows", rows)
-        pairs = len(rows[0].pairs)
         if not self.positions:
-            object.__setattr__(self, "positions", even_positions(pairs, 3))
-        check_positions(self.positions, pairs, "pairs")
+            object.__setattr__(self, "positions", even_positions(self.pairs, 3))
+        check_positions(self.positions, self.pairs, "pairs")
+
+    @property
+    def pairs(self) -> int:
+        """Key-value pairs in each row."""
+        return len(self._rows[0].pairs)
 
     @property
     def title(self) -> str:
         """For headings."""
-        return f"Key-value retrieval, {len(self._rows[0].pairs)} pairs"
+        return f"Key-value retrieval, {self.pairs} pairs"
 
     def contexts(self, part: str, seed: int) -> Iterator[list[Example]]:
         """A context a row of the file."""

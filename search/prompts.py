@@ -61,18 +61,7 @@ def encode(example: Example, tokenizer: Any, prompt_format: str = "auto") -> tup
     it reads both in one go; where that would merge across the border, and so change the prompt, the
     answer is tokenised alone.
     """
-    if prompt_format not in PROMPT_FORMATS:
-        raise InputError(f"prompt format must be one of {', '.join(PROMPT_FORMATS)}; got {prompt_format!r}")
-    template = getattr(tokenizer, "chat_template", None)
-    if prompt_format == "auto":
-        prompt_format = "chat" if template else "plain"
-    if prompt_format == "chat" and not template:
-        raise InputError(
-            f"the tokenizer has no chat template; use another prompt format: {', '.join(('plain', *NAMED_FORMATS))}"
-        )
-    text = example.prompt + example.lead if prompt_format == "plain" else _turns(example, tokenizer, prompt_format)
-    # A chat template writes the special tokens itself.
-    special = prompt_format != "chat"
+    text, special = _written(example.prompt, example.lead, tokenizer, prompt_format)
     prompt: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     both: list[int] = tokenizer(text + example.answer, add_special_tokens=special)["input_ids"]
     if both[: len(prompt)] == prompt:
@@ -84,20 +73,43 @@ def encode(example: Example, tokenizer: Any, prompt_format: str = "auto") -> tup
     return prompt, answer
 
 
-def _turns(example: Example, tokenizer: Any, prompt_format: str) -> str:
+def encode_prompt(prompt: str, tokenizer: Any, prompt_format: str = "auto") -> list[int]:
+    """The token ids of a prompt alone, written as `encode` does."""
+    text, special = _written(prompt, "", tokenizer, prompt_format)
+    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
+
+
+def _written(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> tuple[str, bool]:
+    """Prompt and lead in a format, and whether the tokenizer has to add its special tokens."""
+    if prompt_format not in PROMPT_FORMATS:
+        raise InputError(f"prompt format must be one of {', '.join(PROMPT_FORMATS)}; got {prompt_format!r}")
+    template = getattr(tokenizer, "chat_template", None)
+    if prompt_format == "auto":
+        prompt_format = "chat" if template else "plain"
+    if prompt_format == "chat" and not template:
+        raise InputError(
+            f"the tokenizer has no chat template; use another prompt format: {', '.join(('plain', *NAMED_FORMATS))}"
+        )
+    text = prompt + lead if prompt_format == "plain" else _turns(prompt, lead, tokenizer, prompt_format)
+    # A chat template writes the special tokens itself.
+    return text, prompt_format != "chat"
+
+
+def _turns(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> str:
     """The prompt as the user's turn, and the beginning of the assistant's."""
-    last = example.prompt.rpartition("\n")[2]
-    opening = (last if last.endswith(":") else "") + example.lead
+    last = prompt.rpartition("\n")[2]
+    opening = (last if last.endswith(":") else "") + lead
     if prompt_format == "chat":
         # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
         turns: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": example.prompt}],
+            [{"role": "user", "content": prompt}],
             tokenize=False,
             add_generation_prompt=True,
             date_string="01 Jan 2025",
         )
         return turns + opening
-    turns = NAMED_FORMATS[prompt_format].format(prompt=example.prompt)
+    turns = NAMED_FORMATS[prompt_format].format(prompt=prompt)
     # Vicuna's turns stand on one line, with a space behind the colon.
     return f"{turns} {opening.lstrip()}" if opening and not turns.endswith("\n") else turns + opening
 

@@ -319,7 +319,7 @@ ROUTES: list[tuple[str, Callable[..., None]]] = [
     (rf"POST /{REPO}\.git/info/lfs/objects/batch", Handler.lfs_batch),
     (r"PUT /store/(?P<oid>[0-9a-f]+)", Handler.store_put),
     (r"GET /store/(?P<oid>[0-9a-f]+)", Handler.store_get),
-    (rf"GET /{REPO}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
+    (rf"GET /(?:datasets/)?{REPO}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
 ]
 
 

@@ -36,6 +36,7 @@ def test_the_wheel_holds_every_module_and_template_once(wheel: Path) -> None:
     packed = sorted(name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name)
     tops = ("search", "modeling", "templates")
     own = [f for f in (ROOT / "lpes_bake").rglob("*.py") if not {*tops} & {*f.relative_to(ROOT).parts}]
+    own += [f for f in (ROOT / "lpes_bake" / "lm_eval_tasks").iterdir() if f.is_file() and f.suffix != ".py"]
     mapped = [f for top in tops for f in (ROOT / top).rglob("*") if f.suffix in (".py", ".jinja", ".md")]
     expected = [str(f.relative_to(ROOT)) for f in own] + [f"lpes_bake/{f.relative_to(ROOT)}" for f in mapped]
     assert packed == sorted([*expected, "lpes_bake/py.typed"])

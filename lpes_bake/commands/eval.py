@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from lpes_bake.search.device import DTYPES
 from lpes_bake.search.prompts import PROMPT_FORMATS
 from lpes_bake.search.tasks import task_help
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from lpes_bake.evaluate import Evaluation
+# What says which questions about places are asked, and how they are shown.
+PLACES_ONLY = ("factors", "specs", "contexts", "seed", "plot")
 
 
 @click.command("eval", epilog=f"\b\n{task_help()}")
@@ -58,6 +56,32 @@ if TYPE_CHECKING:
     show_default=True,
     help="How prompts are put to the models: auto uses the tokenizer's chat template when there is one.",
 )
+@click.option(
+    "--benchmark",
+    "benchmarks",
+    multiple=True,
+    metavar="SPEC",
+    help="Ask a benchmark's questions about long texts instead: zeroscrolls/TASK[:FILE] or leval/TASK[:FILE], fetched "
+    "from the Hub where there is no FILE (docs/benchmarks.md). May be given more than once.",
+)
+@click.option(
+    "--harness",
+    metavar="TASK,TASK,…",
+    help="Hand the models to lm-evaluation-harness instead, for tasks of it or of `lpes-bake tasks-dir`. A baked "
+    "directory alone is compared with its base model.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --benchmark or --harness: the first N questions of each task only.",
+)
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --harness: examples before each question.  [default: the task's own]",
+)
 @click.option("--revision", help="Branch, tag or commit of models on the Hub.  [default: their main branch]")
 @click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
 @click.option(
@@ -73,19 +97,26 @@ if TYPE_CHECKING:
 @click.option(
     "--trust-remote-code",
     is_flag=True,
-    help="Run Python code that a model brings for its tokenizer. Read it first.",
+    help="Run Python code that a model brings for its tokenizer or, with --harness, that of a baked directory which is "
+    "not ours. Read it first.",
 )
 @click.option("--plot", metavar="PNG", type=click.Path(path_type=Path), help="Draw the scores by position.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Also write the result as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
     models: tuple[str, ...],
     factors: tuple[Path, ...],
     specs: tuple[str, ...],
     contexts: int,
     seed: int,
     prompt_format: str,
+    benchmarks: tuple[str, ...],
+    harness: str | None,
+    limit: int | None,
+    num_fewshot: int | None,
     revision: str | None,
     device: str | None,
     dtype: str | None,
@@ -108,18 +139,24 @@ def command(
     \b
     lpes-bake eval BASE BAKED --plot positions.png
     lpes-bake eval BASE --factors RUN/factors.json --task kv,pairs=75,key_width=uuid
+    lpes-bake eval BASE BAKED --benchmark zeroscrolls/qasper:validation.jsonl
+    lpes-bake eval BAKED --harness mmlu,ceval-valid --num-fewshot 5
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from lpes_bake.evaluate import evaluate
+    from lpes_bake.commands import eval_tables
+    from lpes_bake.evaluate import Evaluation, evaluate
+    from lpes_bake.harness import HarnessEvaluation, evaluate_with_harness
+    from lpes_bake.long_text.evaluation import LongEvaluation, evaluate_long
+    from lpes_bake.long_text.questions import read_benchmark
     from lpes_bake.search.errors import InputError
     from lpes_bake.search.tasks import parse_task
 
     for path in (plot, out):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise InputError(f"{path} cannot be written: give a file name in a directory that exists")
-    tasks = [parse_task(spec) for spec in specs]
+    refuse_mixtures(context)
     stderr = Console(stderr=True, quiet=quiet)
     bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn(), console=stderr)
     rows: dict[str, int] = {}
@@ -129,22 +166,52 @@ def command(
             rows[label] = int(bar.add_task(label, total=1.0))
         bar.update(rows[label], completed=share)  # type: ignore[arg-type]
 
-    with bar:
-        evaluation = evaluate(
+    result: Evaluation | LongEvaluation | HarnessEvaluation
+    if harness is not None:
+        result = evaluate_with_harness(
             models,
-            tasks,
-            contexts=contexts,
-            seed=seed,
+            [task.strip() for task in harness.split(",") if task.strip()],
+            limit=limit,
+            num_fewshot=num_fewshot,
             prompt_format=prompt_format,
-            factors=factors,
             revision=revision,
             device=device,
             dtype=dtype,
             batch_size=batch_size,
             trust_remote_code=trust_remote_code,
-            on_progress=on_progress,
+            quiet=quiet,
         )
-    text = json.dumps(evaluation.to_json(), indent=2, ensure_ascii=False)
+    elif benchmarks:
+        read = [read_benchmark(spec, limit) for spec in benchmarks]
+        with bar:
+            result = evaluate_long(
+                models,
+                read,
+                prompt_format=prompt_format,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                on_progress=on_progress,
+            )
+    else:
+        tasks = [parse_task(spec) for spec in specs]
+        with bar:
+            result = evaluate(
+                models,
+                tasks,
+                contexts=contexts,
+                seed=seed,
+                prompt_format=prompt_format,
+                factors=factors,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                batch_size=batch_size,
+                trust_remote_code=trust_remote_code,
+                on_progress=on_progress,
+            )
+    text = json.dumps(result.to_json(), indent=2, ensure_ascii=False)
     if out is not None:
         partial = out.with_name(f".{out.name}.partial")
         partial.write_text(text + "\n", encoding="utf-8")
@@ -152,53 +219,28 @@ def command(
     if as_json:
         click.echo(text)
     else:
-        show(evaluation, Console(highlight=False))
+        eval_tables.show(result, Console(highlight=False))
     # Last, as a picture that cannot be written must not cost the numbers.
-    written = [*([] if out is None else [out]), *([] if plot is None else evaluation.plot(plot))]
+    pictures = result.plot(plot) if isinstance(result, Evaluation) and plot is not None else []
     if not as_json:
-        for path in written:
+        for path in [*([] if out is None else [out]), *pictures]:
             click.echo(f"written: {path}")
 
 
-def show(evaluation: Evaluation, console: Console) -> None:
-    """For each task: scores by position for each model, then the differences from the first one."""
-    from rich.table import Table
-    from rich.text import Text
+def refuse_mixtures(context: click.Context) -> None:
+    """InputError for options that say nothing about what is asked."""
+    from lpes_bake.search.errors import InputError
 
-    first = evaluation.entries[0]
-    names = {"accuracy": "accuracy", "logprob": "log-probability of the answer"}
-    for i, task in enumerate(evaluation.tasks):
-        unit = "%" if task.position_unit == "%" else ""
-        places = [f"{position}{unit}" for position in task.positions]
-        left_out = f"; {evaluation.too_long[i]} more are too long" if evaluation.too_long[i] else ""
-        console.print(
-            f"{task.title}: {evaluation.contexts} contexts, each asked at {len(places)} positions{left_out}\n",
-            markup=False,
-            soft_wrap=True,
-        )
-        for metric, name in names.items():
-            table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
-            # Names that differ at their end only (base, base-lpes) must not be cut there.
-            table.columns[0].overflow = "fold"
-            for column in table.columns[1:]:
-                column.justify = "right"
-            for entry in evaluation.entries:
-                scores = entry.values(i, metric).mean(0)
-                numbers = [*scores, scores.mean(), scores.min(), scores.max() - scores.min()]
-                table.add_row(Text(entry.label), *(f"{number:.3f}" for number in numbers))
-            console.print(table)
-            console.print()
-        for entry in evaluation.entries[1:]:
-            table = Table("position", *names.values(), box=None, title_justify="left")
-            table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
-            differences = [evaluation.difference(entry, i, metric) for metric in names]
-            for row, place in enumerate(places):
-                table.add_row(place, *(signed(one["by_position"][row]) for one in differences))
-            table.add_row("mean", *(signed(one["mean"]) for one in differences))
-            console.print(table)
-            console.print()
-
-
-def signed(interval: list[float | None]) -> str:
-    """A difference with its interval."""
-    return "{} ({} to {})".format(*("?" if number is None else f"{number:+.3f}" for number in interval))
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    flags = {one.name: one.opts[0] for one in context.command.params}
+    what = next((name for name in ("harness", "benchmarks") if name in given), None)
+    meaningless = {
+        "harness": ("benchmarks", *PLACES_ONLY),
+        "benchmarks": ("num_fewshot", "batch_size", *PLACES_ONLY),
+        None: ("limit", "num_fewshot"),
+    }
+    for name in meaningless[what]:
+        if name in given:
+            raise InputError(
+                f"{flags[name]} has no meaning {f'with {flags[what]}' if what else 'for --task'}; leave it out"
+            )
