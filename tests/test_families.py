@@ -15,6 +15,7 @@ import torch
 import lpes_bake
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
+from lpes_bake.push import checkpoint_files
 from lpes_bake.search.families import FAMILIES
 from lpes_bake.search.kv_retrieval import KVRetrieval
 from lpes_bake.search.models import load_scaled, set_factors
@@ -88,6 +89,14 @@ def test_a_bake_passes_every_check_of_verify(
     assert {check.status for check in report.checks} == {"pass"}, report.checks
     assert {"loads", "generation", "reference", "bare model", "tokenizer", "save and reload"} == set(live[family])
     assert {status for status, _ in live[family].values()} == {"pass"}, live[family]
+
+
+@EACH_FAMILY
+def test_all_that_the_live_checks_had_is_pushed(family: str, root: Path) -> None:
+    baked = root / family / "Model-1.5"
+    files, left_out = checkpoint_files(baked)
+    assert set(files) == {path.relative_to(baked).as_posix() for path in baked.rglob("*")}
+    assert left_out == []
 
 
 @EACH_FAMILY

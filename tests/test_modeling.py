@@ -206,6 +206,20 @@ def test_cached_generation_equals_uncached(family: str, rope: str) -> None:
 
 
 @EACH_FAMILY
+def test_experts_are_computed_as_the_bases_are(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(transformers.PreTrainedModel, "_can_set_experts_implementation"):
+        pytest.skip("this version computes experts in one way only")
+    for head in ("Model", "ForCausalLM"):
+        for known in scaled_class(family, head).__mro__:  # what classes have found out about themselves in other tests
+            if "_can_set_experts_implementation_cached_value" in vars(known):
+                monkeypatch.delattr(known, "_can_set_experts_implementation_cached_value")
+    configs = [make_config(family, layer_rope_scaling=FACTORS) for _ in range(2)]
+    bare, scaled = scaled_class(family, "Model")(configs[0]), scaled_class(family)(configs[1])
+    assert bare.config._experts_implementation == scaled.config._experts_implementation
+    assert scaled.config._experts_implementation == make_base(family).config._experts_implementation
+
+
+@EACH_FAMILY
 def test_left_padding_equals_single(family: str) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     short, long = tokens(290, seed=1), tokens(400, seed=2)
@@ -259,6 +273,16 @@ def test_static_cache_and_fullgraph_compile(family: str) -> None:
     # Nothing is compiled again for a layer, or for a token: a graph for the prompt, and one for all tokens that follow.
     # Where a window slides, the base has more.
     assert graphs == 2 or graphs == decode_compiled(base, ids, steps=3)[1]
+
+
+def test_torch_export_leaves_the_length_open() -> None:
+    scaled = make_scaled(make_base("llama", **two_layers("llama")), "llama", FACTORS[:2], **two_layers("llama"))
+    lengths: dict[str, Any] = {"input_ids": {1: torch.export.Dim("tokens", min=2, max=4096)}, "use_cache": None}
+    example = {"input_ids": tokens(40), "use_cache": False}
+    graph: Any = torch.export.export(scaled, (), example, dynamic_shapes=lengths).module()
+    for length in (20, 300):
+        out = graph(input_ids=tokens(length), use_cache=False).logits
+        torch.testing.assert_close(out, logits(scaled, tokens(length)))
 
 
 @pytest.mark.parametrize("length", [50, 300])
@@ -347,7 +371,7 @@ def test_a_model_without_factors_is_refused_not_silently_plain(family: str) -> N
         scaled_class(family)(config)
 
 
-@pytest.mark.parametrize("family", PAIR)
+@EACH_FAMILY
 def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     scaled.save_pretrained(tmp_path)
@@ -356,17 +380,20 @@ def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> N
         again = type(scaled).from_pretrained(tmp_path, **options)
         rotary = again.base_model.rotary_emb
         assert rotary.layer_rope_scaling.tolist() == again.config.layer_rope_scaling == FACTORS
-        assert torch.equal(rotary.inv_freq, scaled.base_model.rotary_emb.inv_freq)
+        for name, buffer in scaled.base_model.rotary_emb.named_buffers():
+            assert torch.equal(getattr(rotary, name), buffer), name
         if again.dtype == torch.float32:
             assert torch.equal(logits(again, ids), logits(scaled, ids))
 
 
-@pytest.mark.parametrize("family", PAIR)
+@EACH_FAMILY
 def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Path) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     scaled.save_pretrained(tmp_path / "model")
-    places: dict[str, Any] = {f"model.layers.{layer}": "cpu" if layer % 2 else "disk" for layer in range(4)}
-    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    bare = scaled.base_model_prefix
+    places = {name: "cpu" for name, _ in scaled.named_children() if name != bare}
+    places |= {f"{bare}.{name}": "cpu" for name, _ in scaled.base_model.named_children() if name != "layers"}
+    places |= {f"{bare}.layers.{layer}": "cpu" if layer % 2 else "disk" for layer in range(4)}
     offloaded = type(scaled).from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "off")
     for length in (20, 300):
         torch.testing.assert_close(logits(offloaded, tokens(length)), logits(scaled, tokens(length)))
@@ -426,12 +453,12 @@ def test_sliding_windows_stay_on_the_layers_that_have_them() -> None:
         assert not torch.equal(*seen)
 
 
-@pytest.mark.parametrize("family", PAIR)
+@EACH_FAMILY
 def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     scaled = make_scaled(make_base(family), family, FACTORS)
     plain = logits(scaled, ids := tokens(300))
-    tuned = peft.get_peft_model(scaled, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
+    tuned = peft.get_peft_model(scaled, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
     optimizer = torch.optim.SGD(tuned.parameters(), lr=1e-2)
     for _ in range(2):
         tuned(ids, labels=ids).loss.backward()
@@ -439,7 +466,7 @@ def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     tuned.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(make_scaled(make_base(family), family, FACTORS), tmp_path)
     assert torch.equal(logits(again.eval(), ids), logits(tuned.eval(), ids))
-    assert not torch.allclose(logits(again, ids), plain, atol=1e-2)
+    assert not torch.allclose(logits(again, ids), plain, atol=1e-3)
 
 
 @pytest.mark.parametrize(
