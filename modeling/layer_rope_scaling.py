@@ -240,6 +240,13 @@ class LayerScaledPreTrainedModel(nn.Module):
             keep_weight_names(cls.__name__)
             keep_weight_names(cls.config_class.model_type)
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """As the family's own class says: transformers looks for the answer in the source of a class's module, and
+        would compute the experts of this one in a slow loop."""
+        family: Any = next(base for base in cls.__mro__ if base.__module__.startswith("transformers."))
+        return family._can_set_experts_implementation()
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, LayerScaledRotaryEmbedding):

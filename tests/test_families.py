@@ -16,6 +16,7 @@ import torch
 import lpes_bake
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
+from lpes_bake.push import checkpoint_files
 from lpes_bake.search.families import FAMILIES
 from lpes_bake.search.kv_retrieval import KVRetrieval
 from lpes_bake.search.models import load_scaled, set_factors
@@ -119,6 +120,14 @@ def test_edits_that_lose_the_factors_in_silence_are_caught(family: str, root: Pa
         (baked / "config.json").write_text(json.dumps({**config, **change}))
         found = verify(baked, live=None).checks
         assert [one.name for one in found if one.status == "fail"] == [check], found
+
+
+@EACH_FAMILY
+def test_all_that_the_live_checks_had_is_pushed(family: str, root: Path) -> None:
+    baked = root / family / "Model-1.5"
+    files, left_out = checkpoint_files(baked)
+    assert set(files) == {path.relative_to(baked).as_posix() for path in baked.rglob("*")}
+    assert left_out == []
 
 
 @EACH_FAMILY

@@ -206,6 +206,20 @@ def test_cached_generation_equals_uncached(family: str, rope: str) -> None:
 
 
 @EACH_FAMILY
+def test_experts_are_computed_as_the_bases_are(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(transformers.PreTrainedModel, "_can_set_experts_implementation"):
+        pytest.skip("this version computes experts in one way only")
+    for head in ("Model", "ForCausalLM"):
+        for known in scaled_class(family, head).__mro__:  # what classes have found out about themselves in other tests
+            if "_can_set_experts_implementation_cached_value" in vars(known):
+                monkeypatch.delattr(known, "_can_set_experts_implementation_cached_value")
+    configs = [make_config(family, layer_rope_scaling=FACTORS) for _ in range(2)]
+    bare, scaled = scaled_class(family, "Model")(configs[0]), scaled_class(family)(configs[1])
+    assert bare.config._experts_implementation == scaled.config._experts_implementation
+    assert scaled.config._experts_implementation == make_base(family).config._experts_implementation
+
+
+@EACH_FAMILY
 def test_left_padding_equals_single(family: str) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     short, long = tokens(290, seed=1), tokens(400, seed=2)
@@ -263,6 +277,16 @@ def test_static_cache_and_fullgraph_compile(family: str) -> None:
     # Nothing is compiled again for a layer, or for a token: a graph for the prompt, and one for all tokens that follow.
     # Where a window slides, the base has more.
     assert graphs == 2 or graphs == decode_compiled(base, ids, steps=3)[1]
+
+
+def test_torch_export_leaves_the_length_open() -> None:
+    scaled = make_scaled(make_base("llama", **two_layers("llama")), "llama", FACTORS[:2], **two_layers("llama"))
+    lengths: dict[str, Any] = {"input_ids": {1: torch.export.Dim("tokens", min=2, max=4096)}, "use_cache": None}
+    example = {"input_ids": tokens(40), "use_cache": False}
+    graph: Any = torch.export.export(scaled, (), example, dynamic_shapes=lengths).module()
+    for length in (20, 300):
+        out = graph(input_ids=tokens(length), use_cache=False).logits
+        torch.testing.assert_close(out, logits(scaled, tokens(length)))
 
 
 @pytest.mark.parametrize("length", [50, 300])
@@ -351,7 +375,7 @@ def test_a_model_without_factors_is_refused_not_silently_plain(family: str) -> N
         scaled_class(family)(config)
 
 
-@pytest.mark.parametrize("family", PAIR)
+@EACH_FAMILY
 def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> None:
     scaled = make_scaled(make_base(family), family, FACTORS)
     scaled.save_pretrained(tmp_path)
@@ -360,7 +384,8 @@ def test_loading_keeps_factors_and_frequencies(family: str, tmp_path: Path) -> N
         again = type(scaled).from_pretrained(tmp_path, **options)
         rotary = again.base_model.rotary_emb
         assert rotary.layer_rope_scaling.tolist() == again.config.layer_rope_scaling == FACTORS
-        assert torch.equal(rotary.inv_freq, scaled.base_model.rotary_emb.inv_freq)
+        for name, buffer in scaled.base_model.rotary_emb.named_buffers():
+            assert torch.equal(getattr(rotary, name), buffer), name
         if again.dtype == torch.float32:
             assert torch.equal(logits(again, ids), logits(scaled, ids))
 
