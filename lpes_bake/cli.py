@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "verify",
     "eval": "eval",
     "push": "push",
+    "train-moice": "train_moice",
 }
 
 
