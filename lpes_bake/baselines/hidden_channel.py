@@ -6,10 +6,10 @@ inputs h whose channel c is multiplied by s; values are not. All tokens before a
 prompt changes. While decoding, every new token is the last one in its turn.
 
 From the paper:
-- The channel is found on random strings (`find_channel`): hidden states are averaged over them, a cubic polynomial of the
-  position is fitted to each channel in each layer; channels whose fit is monotone in more than a quarter of the layers
-  are candidates; the 10 smoothest of these, by the integral of the squared second derivative, are tried with s = 0 on
-  key-value retrieval; the one with the lowest loss wins. Then s is the best of 0.5, 0, −0.5 and −1.
+- The channel is found on random strings (`find_channel`): hidden states are averaged over them, a cubic polynomial of
+  the position is fitted to each channel in each layer; channels whose fit is monotone in more than a quarter of the
+  layers are candidates; the 10 smoothest of these, by the integral of the squared second derivative, are tried with
+  s = 0 on key-value retrieval; the one with the lowest loss wins. Then s is the best of 0.5, 0, −0.5 and −1.
 - The layers are the middle ones: 10 to 25 of 32.
 
 Chosen here, where the paper leaves it open or its code does otherwise:

@@ -6,8 +6,8 @@ rotated by base 0, the model's own:
     logits = gate_2(act(gate_1 q) · gate_3 q)
 
 without biases, softmax over the experts, those beyond the top k set to 0, the rest divided by their sum; the attention
-*outputs* of the experts are added up with these weights. The heads of a layer share a router. Keys are cached unrotated,
-and rotated and attended to seven times in every call.
+*outputs* of the experts are added up with these weights. The heads of a layer share a router. Keys are cached
+unrotated, and rotated and attended to seven times in every call.
 
 Chosen here: gates are float32, whatever the model's precision, and so are their inputs (the authors' are bfloat16).
 """

@@ -1,8 +1,9 @@
 """Training MoICE's routers: all else of the model is frozen.
 
-As published: language-model loss on all tokens + 0.3 × the load-balancing loss of Switch Transformers (Fedus et al., arXiv
-2101.03961, eq. 4 to 6), a constant learning rate of 1e-4, 7 steps of 128 sequences of chat text (OpenHermes) of up to
-4,608 tokens; and as their trainer's defaults have it, AdamW without weight decay and gradients clipped to a norm of 1.
+As published: language-model loss on all tokens + 0.3 × the load-balancing loss of Switch Transformers (Fedus et al.,
+arXiv 2101.03961, eq. 4 to 6), a constant learning rate of 1e-4, 7 steps of 128 sequences of chat text (OpenHermes) of
+up to 4,608 tokens; and as their trainer's defaults have it, AdamW without weight decay and gradients clipped to a norm
+of 1.
 
 With 7 experts of 7 in the top k, as published, each is always chosen: the balancing loss is the constant 7 and has no
 gradient. It acts where top_k is smaller.

@@ -5,14 +5,14 @@ From layer 2 on, each head rotates a token at position m as if it stood at m / r
     r_i = r_min + (r_max − r_min) · i / H,    i = 0 … H − 1
 
 (so r_max is never reached). A head's score is the share of keys whose attention is above 3 times the mean, from
-unrotated queries and keys, for the last token of the prompt: the most position-aware head gets the smallest ratio. Which
-head gets which is decided when the prompt is read, and stays. Here each row of a batch decides for itself, over its own
-tokens.
+unrotated queries and keys, for the last token of the prompt: the most position-aware head gets the smallest ratio.
+Which head gets which is decided when the prompt is read, and stays. Here each row of a batch decides for itself, over
+its own tokens.
 
 As released, two things are otherwise: head i gets r_order[i], where order lists heads by falling score, so an argsort
 stands where ranks are meant, and the most position-aware head gets any ratio; and where query heads share a key head,
-keys are rotated by the ratio of the first of them. As described, a query meets keys of its own ratio, so the cache holds
-rotated keys for each query head.
+keys are rotated by the ratio of the first of them. As described, a query meets keys of its own ratio, so the cache
+holds rotated keys for each query head.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from lpes_bake.source import Source, rope_settings
 # The name in transformers' registry.
 OWN_ATTENTION = "lpes_own"
 
-# Families whose attention is Llama's but for biases, norms of single heads and a window: separate q_proj and k_proj, and
-# halves of a whole head that are rotated against each other.
+# Families whose attention is Llama's but for biases, norms of single heads and a window: separate q_proj and k_proj,
+# and halves of a whole head that are rotated against each other.
 LLAMA_LIKE = ("llama", "qwen2", "mistral", "qwen3", "qwen3_moe", "mixtral", "granite")
 
 

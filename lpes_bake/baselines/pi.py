@@ -1,10 +1,10 @@
 """One RoPE scale for the whole model, by the library's own RoPE types.
 
-Positional Interpolation (Chen et al., arXiv 2306.15595) is `rope_type: linear`: every layer's frequencies divided by one
-factor. YaRN (Peng et al., arXiv 2309.00071) is `rope_type: yarn`, for the model's max_position_embeddings. NTK-aware
-scaling is the base change of `rope_type: dynamic`, b · factor^(d / (d − 2)) with d rotated dimensions, as a fixed base:
-the library's own changes with the length of each call, and only beyond max_position_embeddings, where a comparison of
-prompts that fit into the model never is.
+Positional Interpolation (Chen et al., arXiv 2306.15595) is `rope_type: linear`: every layer's frequencies divided by
+one factor. YaRN (Peng et al., arXiv 2309.00071) is `rope_type: yarn`, for the model's max_position_embeddings.
+NTK-aware scaling is the base change of `rope_type: dynamic`, b · factor^(d / (d − 2)) with d rotated dimensions, as a
+fixed base: the library's own changes with the length of each call, and only beyond max_position_embeddings, where
+prompts that fit into the model never are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def position_interpolation(source: Source, device: Any, dtype: Any, factor: floa
     own = rope_settings(source.config, source.name)
     if own["rope_type"] not in ("default", "linear"):
         raise InputError(
-            f"{source.name} has RoPE type {own['rope_type']!r}, which transformers cannot join with linear; compare with "
-            "lpes=FILE, where FILE has the same factor for all layers"
+            f"{source.name} has RoPE type {own['rope_type']!r}, which transformers cannot join with linear; compare "
+            "with lpes=FILE, where FILE has the same factor for all layers"
         )
     factor *= own.get("factor", 1.0)
     return ModelDecoder(load_library_model(source, device, dtype, rope_type="linear", factor=factor))

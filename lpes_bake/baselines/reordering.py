@@ -44,7 +44,7 @@ def split(prompt: str) -> tuple[str, list[str], str]:
             "reorder is for questions about documents (the tasks mdqa and qa), and this prompt has none: "
             f"{' '.join(prompt.split())[:60]!r}…"
         )
-    documents = []
+    documents: list[str] = []
     while True:
         document, more, rest = rest.partition(f"\nDocument [{len(documents) + 2}]")
         documents.append(document)
