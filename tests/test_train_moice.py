@@ -201,5 +201,5 @@ def test_bad_settings_and_too_few_rows_are_refused(model: Path, data: Path, tmp_
     )
     for changes in ({"steps": 0}, {"learning_rate": 0.0}, {"balance": -1.0}, {"max_length": 1}):
         with pytest.raises(InputError, match=next(iter(changes))):
-            MoICESettings(**changes)  # type: ignore[arg-type]
+            MoICESettings(**changes)
     assert not out.exists()

@@ -55,4 +55,5 @@ class AttentionBuckets:
         """(N · B, …, V) log-probabilities of all passes → (B, …, V) of their weighted sum."""
         passes = logprobs.unflatten(0, (self.passes, -1))
         confidence = passes.amax(-1, keepdim=True)
-        return (passes + confidence).logsumexp(0) - confidence.logsumexp(0)
+        mixed: Tensor = (passes + confidence).logsumexp(0) - confidence.logsumexp(0)
+        return mixed

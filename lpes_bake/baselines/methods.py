@@ -144,6 +144,8 @@ def _hidden_channel(text: str, value: str | None) -> Load:
         channel, _, scale = value.partition("/")
         try:
             given = int(channel), float(scale)
+            if not math.isfinite(given[1]):
+                raise ValueError
         except ValueError:
             raise InputError(f"method {text!r}: write the channel and its factor as hidden-channel=213/0.5") from None
 

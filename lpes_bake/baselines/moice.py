@@ -113,7 +113,7 @@ class MoICE(ModelDecoder):
         chosen = torch.zeros_like(probabilities).scatter(-1, logits.topk(self.top_k, dim=-1).indices, 1.0)
         if self.balance is not None:
             self.balance.append((chosen.flatten(0, -2).mean(0), probabilities.flatten(0, -2).mean(0)))
-        kept = probabilities * chosen
+        kept: Tensor = probabilities * chosen
         return kept / kept.sum(-1, keepdim=True)
 
 

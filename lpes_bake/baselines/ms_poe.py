@@ -71,7 +71,8 @@ class MsPoE(ModelDecoder):
 
     def _for_each_query_head(self, module: Any, args: Any, keys: Tensor) -> Tensor:
         """(B, T, key heads · d) → (B, T, H · d)."""
-        return keys.unflatten(-1, (-1, self._head_dim)).repeat_interleave(self._group, dim=-2).flatten(-2)
+        heads: Tensor = keys.unflatten(-1, (-1, self._head_dim))
+        return heads.repeat_interleave(self._group, dim=-2).flatten(-2)
 
     def _attend(
         self,
