@@ -132,6 +132,16 @@ def test_base_is_the_library_s_model(family: str, tiny: Any) -> None:
     check(load("base", tiny(family)), as_library(plain(tiny(family))))
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
+def test_a_window_that_slides_within_the_prompt_is_kept(family: str, tiny: Any) -> None:
+    path = tiny(family, sliding_window=16)
+    model = plain(path)
+    check(load("base", path), as_library(model))
+    if family == "mistral":
+        for name in ("ms-poe", "moice", "hidden-channel"):
+            check(special_case(name, copy.deepcopy(model)), as_library(model))
+
+
 def test_lpes_are_the_factors_of_a_file_or_of_a_baked_directory_and_base_has_none(tiny: Any, tmp_path: Path) -> None:
     factors = tmp_path / "factors.json"
     factors.write_text("[0.5, 1.0, 2.0, 1.5]")
