@@ -55,12 +55,13 @@ def sequence() -> torch.Tensor:
     return torch.randint(3, 256, (1, 30), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("top_k", [2, 7])
-def test_the_losses_are_the_published_ones(top_k: int, model: Path) -> None:
+@pytest.mark.parametrize(("top_k", "checkpointing"), [(2, False), (2, True), (7, False)])
+def test_the_losses_are_the_published_ones(top_k: int, checkpointing: bool, model: Path) -> None:
     library = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
     moice = MoICE(library, new_routers(library, 7), BASES, top_k)
     gates = list(moice.routers.parameters())
-    language, balance = losses(moice, sequence(), MoICESettings(top_k=top_k, sequences=2, balance=0.3))
+    settings = MoICESettings(top_k=top_k, sequences=2, balance=0.3)
+    language, balance = losses(moice, sequence(), settings, checkpointing=checkpointing)
     found = [gate.grad for gate in gates]
     # A second pass, of which the language-model loss is transformers' own, and the balancing loss is added up over all
     # tokens and heads of all layers, one by one.

@@ -157,7 +157,7 @@ def mean_hidden_states(model: Any, tokenizer: Any, strings: int) -> Tensor:
     length = min(STRING_TOKENS, model.config.max_position_embeddings)
     total: Any = 0.0
     for _ in range(strings):
-        # More characters than tokens are needed: none is longer than a character or so.
+        # Ten characters a token are more than enough: no vocabulary has many words in noise.
         text = "".join(rng.choices(string.ascii_letters + string.digits + string.punctuation, k=10 * length))
         ids = tokenizer(text, add_special_tokens=False)["input_ids"][:length]
         inputs = torch.tensor([ids], device=device_of(model.get_input_embeddings()))
@@ -175,10 +175,11 @@ def positional_channels(states: Tensor) -> Sequence[int]:
     powers = torch.linspace(-1, 1, tokens, dtype=torch.float64)[:, None] ** torch.arange(4)
     steps = (powers @ (torch.linalg.pinv(powers) @ states.double())).diff(dim=1)
     rising, falling = (steps >= 0).all(dim=1), (steps <= 0).all(dim=1)
-    # A channel rises in some layers and may fall in others: the larger number counts.
-    monotone = torch.where(rising.sum(0) >= falling.sum(0), rising, falling)
-    low, high = states.amin(dim=1, keepdim=True), states.amax(dim=1, keepdim=True)
-    smooth = ((states - low) / (high - low)).unfold(1, min(WINDOW, tokens - 2), 1).mean(-1)
+    low = states.amin(dim=1, keepdim=True)
+    span = states.amax(dim=1, keepdim=True) - low
+    # A channel rises in some layers and may fall in others: the larger number counts. One that stands still is neither.
+    monotone = torch.where(rising.sum(0) >= falling.sum(0), rising, falling) & (span[:, 0] > 0)
+    smooth = ((states - low) / span.clamp(min=1e-30)).unfold(1, min(WINDOW, tokens - 2), 1).mean(-1)
     roughness = smooth.diff(n=2, dim=1).square().sum(1)
     mean = (roughness * monotone).sum(0) / monotone.sum(0)
     candidates = (monotone.sum(0) > (len(states) + 1) / 4).nonzero()[:, 0].tolist()

@@ -115,7 +115,12 @@ class Training:
 
     def learn(self, tokens: list[int]) -> float:
         """Learn from one sequence; a step is made behind the last one of each. Returns its language-model loss."""
-        language, balance = losses(self.moice, torch.tensor([tokens], device=self.device), self.settings)
+        language, balance = losses(
+            self.moice,
+            torch.tensor([tokens], device=self.device),
+            self.settings,
+            checkpointing=self.device.type != "cpu",
+        )
         self.losses.append((language, balance))
         if self.done % self.settings.sequences == 0:
             nn.utils.clip_grad_norm_(self.moice.routers.parameters(), 1.0)
@@ -167,14 +172,17 @@ class Training:
         return record
 
 
-def losses(moice: MoICE, tokens: Tensor, settings: MoICESettings) -> tuple[float, float]:
+def losses(
+    moice: MoICE, tokens: Tensor, settings: MoICESettings, *, checkpointing: bool = False
+) -> tuple[float, float]:
     """Language-model and balancing loss of one sequence (1, T); their gradient is added to the gates'.
 
     What is added is the gradient of (language + settings.balance · balancing loss) / settings.sequences.
+    checkpointing: compute a layer's activations twice instead of keeping them.
     """
     model = moice.model
     moice.balance = []
-    with checkpointed_layers(model, tokens.device.type != "cpu"):
+    with checkpointed_layers(model, checkpointing):
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = model.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
         language = nn.functional.cross_entropy(head_logits(model, hidden)[0, :-1].float(), tokens[0, 1:])
