@@ -25,6 +25,7 @@ COMMANDS = {
     "eval": "eval",
     "push": "push",
     "tasks-dir": "tasks_dir",
+    "train-moice": "train_moice",
 }
 
 

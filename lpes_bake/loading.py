@@ -5,14 +5,16 @@ torch and transformers are imported inside functions only.
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import Source, open_source, require_tokenizer
+from lpes_bake.source import Source, base_form, open_source, require_tokenizer
 
 
 def open_sources(models: Sequence[str], revision: str | None = None) -> list[Source]:
@@ -56,7 +58,7 @@ def load_model(
     from lpes_bake.search.models import load_scaled, load_whole
 
     logging.disable_progress_bar()
-    try:
+    with _errors_in_one_line(source, device):
         if source.factors is None:
             return load_scaled(
                 source.path, dtype=dtype, device=device, device_map=device_map, quantization=quantization
@@ -64,9 +66,49 @@ def load_model(
         modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
         model_class = getattr(modeling, source.family.architectures[source.family.base_class("ForCausalLM")])
         return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
+
+
+def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> Any:
+    """The base model in eval mode as transformers' own class, without any factors.
+
+    rope: changes to its RoPE settings, see `with_rope`.
+    """
+    import transformers
+    from transformers.utils import logging
+
+    from lpes_bake.search.models import load_whole
+
+    logging.disable_progress_bar()
+    base, family = base_form(source), source.family
+    # A quantised model cannot be moved once it is loaded.
+    placed = {"device_map": {"": device}} if base.config.get("quantization_config") else {}
+    with _errors_in_one_line(source, device):
+        config = getattr(transformers, family.base_config).from_dict(dict(base.config))
+        model_class = getattr(transformers, family.base_class("ForCausalLM"))
+        model = load_whole(model_class, base.path, config=with_rope(config, **rope), torch_dtype=dtype, **placed)
+        return (model if placed else model.to(device)).eval()
+
+
+def with_rope(config: Any, **changes: Any) -> Any:
+    """A copy of a transformers config with other RoPE settings (rope_theta, rope_type, factor), where the version of
+    transformers at hand keeps them."""
+    config = copy.deepcopy(config)
+    if hasattr(config, "rope_parameters"):
+        config.rope_parameters = {**config.rope_parameters, **changes}
+    elif changes:
+        config.rope_theta = changes.pop("rope_theta", config.rope_theta)
+        config.rope_scaling = {**(config.rope_scaling or {}), **changes} or None
+    return config
+
+
+@contextmanager
+def _errors_in_one_line(source: Source, device: Any) -> Iterator[None]:
+    """Within, what keeps a model from being loaded becomes an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
     except (OSError, RuntimeError, ValueError, KeyError, ImportError, EOFError, UnpicklingError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{source.name} cannot be loaded on {device}: {first_line(error)}") from error
 
 

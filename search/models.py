@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,11 @@ def checkpointed_layers(model: Any, enabled: bool = True) -> Iterator[None]:
                 del layer.forward
             else:
                 layer.forward = forward
+
+
+def cache_argument(model: Any) -> str:
+    """What the bare model's forward calls its cache, as argument and in its output: transformers 5.24 renamed it."""
+    return "cache" if "cache" in signature(model.base_model.forward).parameters else "past_key_values"
 
 
 def device_of(module: Any) -> Any:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +21,14 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.models import checkpointed_layers, device_of, differentiable_factors, head_logits, set_factors
+from lpes_bake.search.models import (
+    cache_argument,
+    checkpointed_layers,
+    device_of,
+    differentiable_factors,
+    head_logits,
+    set_factors,
+)
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.row_attention import ROW_ATTENTION, rows_fit
 from lpes_bake.search.rows import Chain, Question, Row, chain_of, layout_of, tokens_of
@@ -95,8 +101,7 @@ class Scorer:
         self.model, self.tokenizer, self.task = model, tokenizer, task
         self.device = device_of(model.get_input_embeddings())
         self.checkpointing = self.device.type != "cpu" if checkpointing is None else checkpointing
-        # transformers 5.24 renamed it.
-        self._cache_name = "cache" if "cache" in signature(model.base_model.forward).parameters else "past_key_values"
+        self._cache_name = cache_argument(model)
         self.batch_tokens = BATCH_TOKENS.get(self.device.type, 4096)
         self.positions = tuple(one.example.position for one in contexts[0])
         if any(tuple(one.example.position for one in context) != self.positions for context in contexts):

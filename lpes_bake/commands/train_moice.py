@@ -1,0 +1,91 @@
+"""`lpes-bake train-moice`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lpes_bake.baselines.moice_settings import MoICESettings
+from lpes_bake.commands.options import settings_options
+from lpes_bake.search.device import DTYPES
+
+
+@click.command("train-moice")
+@click.argument("model", metavar="MODEL")
+@click.argument("data", metavar="DATA.jsonl", type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Where the routers go.")
+@click.option("--resume", is_flag=True, help="Go on with the training that DIR holds, with the same options.")
+@settings_options(MoICESettings)
+@click.option("--revision", help="Branch, tag or commit of a model on the Hub.  [default: its main branch]")
+@click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Precision of the model.  [default: bfloat16 on a GPU that computes in it, else float32]",
+)
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run Python code that the model brings for its tokenizer. Read it first.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record of the training as JSON.")
+def command(
+    model: str,
+    data: Path,
+    out: Path,
+    resume: bool,
+    revision: str | None,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train the routers of MoICE, a method that LPES is compared with, for MODEL.
+
+    DATA.jsonl has one sequence a line: {"text": …}, or a chat as {"messages": [{"role": …, "content": …}]} or
+    {"conversations": [{"from": …, "value": …}]}. The first rows are used; all of the model but the routers is frozen.
+
+    A training that was stopped goes on with --resume. Compare the result by the method moice=DIR.
+
+    \b
+    lpes-bake train-moice BASE openhermes.jsonl --out moice
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from lpes_bake.baselines.moice_training import train_moice
+
+    settings = MoICESettings(**options)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, quiet=quiet),
+    )
+    with bar:
+        task = bar.add_task("sequences", total=settings.steps * settings.sequences)
+        record = train_moice(
+            model,
+            data,
+            out,
+            settings,
+            resume=resume,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            on_progress=lambda done, loss: bar.update(task, completed=done, description=f"sequences, loss {loss:.3f}"),
+        )
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+        return
+    for number, step in enumerate(record["loss_by_step"], 1):
+        click.echo(f"step {number}: language-model loss {step['language']:.4f}, balancing loss {step['balance']:.4f}")
+    click.echo(f"written: {out}")
