@@ -440,20 +440,24 @@ def conclude(
 
 
 def costs_of(timings: dict[str, dict[str, Any]], plan: Plan) -> dict[str, Any] | None:
-    """Medians of the rounds: the base model's own, and each method's as a ratio to those that were measured in turn
-    with it; None where nothing was measured."""
+    """What each method costs: medians of its rounds, and as `ratio` [median, lowest, highest] to the base model, round
+    by round where they took turns. None where nothing was measured."""
     if plan.prompt is None:
         return None
     from lpes_bake.timing import DECODED, ROUNDS
 
     methods = {}
     for name, timing in timings.items():
-        ours, theirs = summary(timing["method"]), summary(timing["base"])
+        ours, theirs, in_turn = timing["method"], timing["base"], timing["in_turn"]
         methods[name] = {
-            **ours,
-            "ratio": {key: ratio(ours[key], theirs[key]) for key in ours},
-            "base": theirs,
-            "in_turn": timing["in_turn"],
+            **summary(ours),
+            "ratio": {
+                "prefill": ratio_of(ours["prefill"], theirs["prefill"], in_turn),
+                "decode": ratio_of(ours["decode"], theirs["decode"], in_turn),
+                "memory": [ours["memory"] / theirs["memory"] if theirs["memory"] else None, None, None],
+            },
+            "base": summary(theirs),
+            "in_turn": in_turn,
         }
     first = next(iter(methods.values()))["base"]
     return {"tokens": len(plan.prompt), "decoded": DECODED, "rounds": ROUNDS, "base": first, "methods": methods}
@@ -468,6 +472,9 @@ def summary(times: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def ratio(ours: float | None, theirs: float | None) -> float | None:
-    """None where one of them is not known."""
-    return None if ours is None or not theirs else ours / theirs
+def ratio_of(ours: Sequence[float], theirs: Sequence[float], in_turn: bool) -> list[float | None]:
+    """[median, lowest, highest] of the rounds' ratios; of rounds that were not taken in turn, that of the medians."""
+    if not in_turn:
+        return [statistics.median(ours) / statistics.median(theirs), None, None]
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return [statistics.median(ratios), min(ratios), max(ratios)]

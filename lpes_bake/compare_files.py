@@ -35,6 +35,9 @@ LATEX = {
     "–": "--",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    # A bracket behind a row's end would be an argument.
+    "[": "{[}",
+    "]": "{]}",
 }
 
 
@@ -100,14 +103,21 @@ def cost_table(costs: Mapping[str, Any]) -> Table:
     base = costs["base"]
     rows = [["base", milliseconds(base["prefill"]), milliseconds(base["decode"]), megabytes(base["memory"])]]
     for name, one in costs["methods"].items():
-        ratios = [one["ratio"][key] for key in ("prefill", "decode", "memory")]
         mark = "" if one["in_turn"] else " (not in turn)"
-        rows.append([f"{name}{mark}", *("–" if ratio is None else f"{ratio:.2f}×" for ratio in ratios)])
+        rows.append([f"{name}{mark}", *(multiple(one["ratio"][key]) for key in ("prefill", "decode", "memory"))])
     title = (
         f"Cost beside the base model: a prompt of {count(costs['tokens'])} tokens, then {costs['decoded']} one by one; "
-        f"medians of {costs['rounds']} rounds"
+        f"medians of {costs['rounds']} rounds, in brackets the lowest and the highest"
     )
     return Table(title, ["method", "prefill", "decode, a token", "peak memory"], rows)
+
+
+def multiple(ratio: Sequence[float | None]) -> str:
+    """A ratio to the base model, and its range where it is known."""
+    middle, low, high = ratio
+    if middle is None:
+        return "–"
+    return f"{middle:.2f}×" if low is None else f"{middle:.2f}× [{fixed(low, 2)} to {fixed(high, 2)}]"
 
 
 def milliseconds(seconds: float) -> str:
@@ -221,7 +231,7 @@ def csv_rows(content: Mapping[str, Any]) -> Iterator[list[Any]]:
                 yield [*start, "spread", found["spread"], *[None] * 9]
     for name, one in (content["costs"] or {"methods": {}})["methods"].items():
         for key, ratio in one["ratio"].items():
-            yield [None, f"{key} ratio", name, None, ratio, *[None] * 9]
+            yield [None, f"{key} ratio", name, None, *ratio, *[None] * 7]
 
 
 def draw(content: Mapping[str, Any], out: Path) -> dict[str, Path]:

@@ -80,8 +80,8 @@ class Clock:
         """The rounds of decoders that are loaded together."""
         found = [Times() for _ in loads]
         try:
-            weights = []
-            decoders = []
+            weights: list[int | None] = []
+            decoders: list[Decoder] = []
             for load in loads:
                 before = self._memory.held()
                 if weights and self._memory.lacks(weights[-1]):
