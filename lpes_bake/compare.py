@@ -28,10 +28,10 @@ from lpes_bake.conclusion import environment_of
 from lpes_bake.factors import Factors, base_facts, check_factors, finite, load_factors
 from lpes_bake.loading import load_tokenizer, require_causal
 from lpes_bake.plan import weights_digest
-from lpes_bake.run import JOURNAL_FILE, check_out, check_outside, stored_settings, together
+from lpes_bake.run import JOURNAL_FILE, check_out, check_outside, together
 from lpes_bake.search.device import DTYPES
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.journal import Journal, differences
+from lpes_bake.search.journal import Journal
 from lpes_bake.search.ledger import open_journal
 from lpes_bake.search.processes import Processes, connected, too_few
 from lpes_bake.search.prompts import PROMPT_FORMATS, Encoded, encode
@@ -177,7 +177,7 @@ def compare(
             local_rank=int(os.environ.get("LOCAL_RANK", "0")) if processes.world_size > 1 else None,
         )
         check_outside(out, plan.source)
-        together(processes, lambda: begin(out, plan, resume=resume))
+        together(processes, lambda: out.mkdir(parents=True, exist_ok=True))
         with open_journal(out / JOURNAL_FILE, plan.header, processes) as journal:
             timings = measure(plan, journal, processes, events)
             results = answer(plan, journal, processes, events)
@@ -202,9 +202,13 @@ def make_plan(
     tasks = [parse_task(spec) for spec in settings.task]
     known = {name: found for name, method in methods.items() if (found := factors_of(method, source)) is not None}
 
+    from transformers.utils import logging
+
     from lpes_bake.search.device import pick_device, pick_dtype
     from lpes_bake.search.prompts import take
 
+    # Loading a baked directory's tokenizer without its code makes transformers warn of a model type it does not know.
+    logging.set_verbosity_error()
     device = pick_device(settings.device, local_rank)
     dtype = pick_dtype(settings.dtype, device)
     settings = dataclasses.replace(settings, device=device.type, dtype=str(dtype).removeprefix("torch."))
@@ -305,18 +309,6 @@ def timing_prompt(settings: CompareSettings, taken: Taken, limit: int) -> list[i
     return list(itertools.islice(itertools.cycle(prompt), length))
 
 
-def begin(out: Path, plan: Plan, *, resume: bool) -> None:
-    """Make DIR, or check that what lies there is this comparison."""
-    if resume:
-        if different := differences(stored_settings(out), plan.header):
-            raise InputError(
-                f"{out} is a comparison with other settings ({'; '.join(different)}); give the same, or a new --out"
-            )
-    else:
-        check_out(out, resume=False)
-        out.mkdir(parents=True, exist_ok=True)
-
-
 def measure(plan: Plan, journal: Journal | None, processes: Processes, events: Events) -> dict[str, dict[str, Any]]:
     """The timing of each method but the base, as `timing.Timing` has it. The first process measures, the others wait:
     they would be in one another's way."""
@@ -349,6 +341,7 @@ def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
     records = processes.broadcast([] if journal is None else journal.records[1:])
     results: dict[Unit, dict[str, Any]] = {_unit(one["unit"]): one["result"] for one in records if "unit" in one}
     units = plan.units()
+    interview = make_interview(plan)
     events.progress(len(results), len(units))
     for name, own in itertools.groupby(units, key=lambda unit: unit[0]):
         missing = [unit for unit in own if unit not in results]
@@ -356,7 +349,6 @@ def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
             continue
         events.status(f"loading {name}")
         decoder = plan.methods[name].load(plan.source, plan.device, plan.dtype)
-        interview = make_interview(plan)
         events.status(f"asking {name}")
         for start in range(0, len(missing), processes.world_size):
             dealt = missing[start : start + processes.world_size]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 NAME = "comparison"
 JSON_FILE = f"{NAME}.json"
 
-# What the LaTeX table needs in a document's preamble.
-LATEX_PACKAGES = ("booktabs",)
 LATEX = {
     **{one: f"\\{one}" for one in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -89,7 +87,8 @@ def difference_table(task: Mapping[str, Any]) -> Table:
                 "–" if rival is None else f"{interval(rival, metric)} {rival['rival']}",
             ]
         rows.append(row)
-    return Table(f"{task['title']}. Differences of means, with paired 95 % intervals", columns, rows)
+    title = f"{task['title']}. Differences of means, in points and in nats a token, with paired 95 % intervals"
+    return Table(title, columns, rows)
 
 
 def interval(difference: Mapping[str, Any], metric: str) -> str:
@@ -178,7 +177,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def latex(tables: Sequence[Table]) -> str:
     """A table environment for each, with booktabs' rules."""
-    parts = [f"% \\usepackage{{{package}}}\n" for package in LATEX_PACKAGES]
+    parts = ["% \\usepackage{booktabs}\n"]
     for table in tables:
         lines = [" & ".join(map(latex_text, line)) + r" \\" for line in (table.columns, *table.rows)]
         parts.append(

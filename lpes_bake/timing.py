@@ -72,13 +72,13 @@ class Clock:
         except _TooLarge:
             pass
         # Outside of the handler, which keeps the models alive.
-        self._memory.free()
         ((alone,), (other,)) = self._measured([base]), self._measured([method])
         return Timing(alone, other, in_turn=False)
 
     def _measured(self, loads: Sequence[Load]) -> list[Times]:
         """The rounds of decoders that are loaded together."""
         found = [Times() for _ in loads]
+        self._memory.free()
         try:
             weights: list[int | None] = []
             decoders: list[Decoder] = []
@@ -139,10 +139,12 @@ class Memory:
         self._resettable = False
 
     def held(self) -> int | None:
-        """Now, with nothing kept that could be given back."""
-        self.free()
+        """Now."""
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
+        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+            # What was freed goes back to the system, and so does not count.
+            trim(0)
         return _kilobytes("/proc/self/status", "VmRSS") if self._device.type == "cpu" else None
 
     def peak(self) -> int | None:
@@ -160,12 +162,10 @@ class Memory:
             self._resettable = _write("/proc/self/clear_refs", "5")
 
     def free(self) -> None:
-        """Give back what nothing uses any more."""
+        """Give back what nothing uses any more; models hold on to themselves until they are collected."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        elif sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-            trim(0)
 
     def lacks(self, wanted: int | None) -> bool:
         """Whether a CPU's memory has no room for so much; a GPU says so by itself."""

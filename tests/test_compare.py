@@ -317,36 +317,30 @@ def test_costs_are_ratios_to_the_base_model(compared: Compared) -> None:
 # Interruptions and processes
 
 
-def test_a_comparison_that_was_killed_goes_on_and_comes_to_the_same(compared: Compared, tmp_path: Path) -> None:
+def test_a_comparison_that_was_stopped_says_how_to_go_on_and_comes_to_the_same(
+    compared: Compared, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    command = Command(tmp_path, "compare", *compared.words, "--out", out)
-    command.stop_once(answered(out, 4))
-    assert command.finish()[0] == -signal.SIGKILL
-    known = (out / "journal.jsonl").read_bytes()
-    assert "holds a run; go on with it with --resume" in one_line(invoke("compare", *compared.words, "--out", out))
-    done = invoke("compare", *compared.words, "--out", out, "--resume", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["tasks"] == compared.content["tasks"]
-    assert (out / "journal.jsonl").read_bytes().startswith(known[: known.rfind(b"\n") + 1])
-    asked = [tuple(one["unit"]) for one in units(out)]
-    assert len(set(asked)) == len(asked) == 3 * 2 * CONTEXTS
-    # All is known now, but with other settings it would be another comparison.
-    changed = invoke("compare", *compared.words, "--out", out, "--resume", "--seed", 5)
-    assert "other settings (seed: 1 → 5)" in one_line(changed)
-
-
-def test_ctrl_c_says_how_to_go_on(compared: Compared, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = Command(tmp_path, "compare", *compared.words, "--out", out)
-    command.stop_once(answered(out, 1), signal.SIGINT)
+    words = [*compared.words, "--timing-tokens", 0, "--out", out]
+    command = Command(tmp_path, "compare", *words)
+    command.stop_once(answered(out, 4), signal.SIGINT)
     code, printed, errors = command.finish()
     assert code == 130 and printed == "" and "Traceback" not in errors
-    assert re.search(r"Interrupted. Go on with:\nlpes-bake compare .*--timing-tokens 40 .*--resume\n", errors)
+    assert re.search(r"Interrupted. Go on with:\nlpes-bake compare .*--timing-tokens 0 .*--resume\n", errors)
+    known = (out / "journal.jsonl").read_bytes()
+    assert "holds a run; go on with it with --resume" in one_line(invoke("compare", *words))
+    assert "other settings (seed: 1 → 5)" in one_line(invoke("compare", *words, "--resume", "--seed", 5))
+    done = invoke("compare", *words, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["tasks"] == compared.content["tasks"]
+    assert (out / "journal.jsonl").read_bytes().startswith(known)
+    asked = [tuple(one["unit"]) for one in units(out)]
+    assert len(set(asked)) == len(asked) == 3 * 2 * CONTEXTS
 
 
 def test_two_processes_share_the_work_and_come_to_the_same(compared: Compared, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first, second = launched(tmp_path, "compare", *compared.words, "--out", out)
+    first, second = launched(tmp_path, "compare", *compared.words, "--timing-tokens", 0, "--out", out)
     code, printed, errors = first.finish()
     assert code == 0, errors
     assert second.finish() == (0, "", "")
@@ -452,7 +446,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--methods", "pi=x"], "needs a positive factor"),
         (["--methods", "lpes={files}/nothing.json"], "nothing.json"),
         (["--methods", "lpes={files}/short.json"], "1 factors for a model of 2 layers"),
-        (["--methods", "lpes"], "neither factors.json nor"),
+        (["--methods", "lpes"], "not a baked checkpoint"),
         (["--methods", "pi=1.5", "--task", "kv,pairs=0"], "pairs must be at least 1"),
         (["--methods", "pi=1.5", "--contexts", "0"], "contexts is 0; it must be at least 1"),
         (["--methods", "pi=1.5", "--timing-tokens", "8190"], "give at most 8176"),
