@@ -46,6 +46,7 @@ class Interview:
     def __init__(self, tokenizer: Any, ends: set[int], device: Any, batch_size: int = 1) -> None:
         self.tokenizer, self.ends, self.device, self.batch_size = tokenizer, ends, device, batch_size
 
+    @torch.inference_mode()
     def ask(self, decoder: Decoder, task: Task, questions: Sequence[Encoded]) -> Answers:
         """All questions of a context. Where memory runs out, fewer at a time; InputError when one alone is too much."""
         size = min(self.batch_size, len(questions))

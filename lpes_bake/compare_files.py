@@ -168,11 +168,16 @@ def markdown(tables: Sequence[Table]) -> str:
     """GitHub's Markdown."""
     parts = []
     for table in tables:
-        lines = [[re.sub(r"([\\|`*_<>\[\]])", r"\\\1", cell) for cell in line] for line in (table.columns, *table.rows)]
-        rule = ["---", *["---:"] * (len(table.columns) - 1)]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
-        parts.append(f"**{table.title}**\n\n{body}\n")
+        heading, *rows = [" | ".join(map(markdown_text, line)) for line in (table.columns, *table.rows)]
+        rule = " | ".join(["---", *["---:"] * (len(table.columns) - 1)])
+        lines = "".join(f"| {line} |\n" for line in (heading, rule, *rows))
+        parts.append(f"**{markdown_text(table.title)}**\n\n{lines}")
     return "\n".join(parts)
+
+
+def markdown_text(text: str) -> str:
+    """Plain text for Markdown."""
+    return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", text)
 
 
 def latex(tables: Sequence[Table]) -> str:
