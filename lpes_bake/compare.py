@@ -37,7 +37,7 @@ from lpes_bake.search.processes import Processes, connected, too_few
 from lpes_bake.search.prompts import PROMPT_FORMATS, Encoded, encode
 from lpes_bake.search.tasks import Task, parse_task
 from lpes_bake.settings import DEFAULT_TASK, setting
-from lpes_bake.source import Source, open_source
+from lpes_bake.source import Source, base_form, open_source
 from lpes_bake.unseen import check_unseen
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def named_methods(texts: Iterable[str]) -> dict[str, Method]:
     """The methods by the name that tables give them: as they were written, but for the folders of files where names
     differ without them. The base comes first, whether it was named or not."""
     # A comma belongs to a file's name unless a method stands behind it.
-    border = f",(?=(?:{'|'.join(map(re.escape, METHODS))})(?:[=,]|$))"
+    border = rf",\s*(?=(?:{'|'.join(map(re.escape, METHODS))})(?:[=,]|$))"
     specs = [spec for text in texts for spec in re.split(border, text)]
     if not [spec for spec in specs if spec != BASE]:
         raise InputError(
@@ -370,15 +370,17 @@ def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
 
 def make_interview(plan: Plan) -> Interview:
     """What puts the questions, with the tokens that end a text as the library reads them from the model's files."""
-    from transformers import AutoConfig, GenerationConfig
+    import transformers
 
     from lpes_bake.answers import Interview
     from lpes_bake.search.scoring import end_tokens
 
     try:
-        generation = GenerationConfig.from_pretrained(plan.source.path)
+        generation = transformers.GenerationConfig.from_pretrained(plan.source.path)
     except OSError:
-        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(plan.source.path))
+        config_class = getattr(transformers, plan.source.family.base_config)
+        config = config_class.from_dict(base_form(plan.source).config)
+        generation = transformers.GenerationConfig.from_model_config(config)
     return Interview(plan.tokenizer, end_tokens(generation), plan.device, plan.settings.batch_size)
 
 

@@ -24,10 +24,12 @@ from lpes_bake.baselines.methods import Method
 from lpes_bake.compare import CompareSettings, make_interview, make_plan, named_methods
 from lpes_bake.compare_files import latex_text
 from lpes_bake.comparison import side_by_side
+from lpes_bake.export import bake
 from lpes_bake.factors import Factors, load_factors
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import load_scaled
 from lpes_bake.search.tasks import parse_task
+from lpes_bake.source import open_source
 from lpes_bake.timing import Clock
 from lpes_bake.unseen import check_unseen, searched
 from tests.conftest import write_tiny
@@ -193,7 +195,7 @@ def test_names_are_short_unless_that_makes_them_alike(tmp_path: Path) -> None:
     for path in paths:
         path.write_text("[1, 1]")
     first, second, third = (f"lpes={path}" for path in paths)
-    assert list(named_methods([f"pi=2,{first},base,{third}"])) == ["base", "pi=2", "lpes=a.json", "lpes=mine,v2.json"]
+    assert list(named_methods([f"pi=2, {first},base,{third}"])) == ["base", "pi=2", "lpes=a.json", "lpes=mine,v2.json"]
     assert list(named_methods([f"{first},{second}", third])) == ["base", first, second, "lpes=mine,v2.json"]
 
 
@@ -252,6 +254,23 @@ def test_the_tokens_that_end_a_text_are_those_of_the_loaded_model(ends: Any, tmp
         loaded = load_scaled(model, dtype=torch.float32).generation_config.eos_token_id
         expected = loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
         assert make_interview(make_plan(str(model), settings)).ends == set(expected)
+
+
+def test_a_baked_model_is_compared_with_its_base(files: Path, compared: Compared, tmp_path: Path) -> None:
+    model = write_small(tmp_path).model
+    # What the library reads from it where it is there, it finds in config.json otherwise.
+    (model / "generation_config.json").unlink()
+    baked = bake(open_source(str(model)), Factors(tuple(FACTORS)), tmp_path / "baked").out
+    task = compared.content["tasks"][1]
+    words = (*COMMON, "--methods", "lpes", "--task", task["spec"], "--timing-tokens", 0, "--out", tmp_path / "out")
+    done = invoke("compare", baked, *words, "--json")
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    base, lpes = content["tasks"][0]["methods"]
+    for found, expected in zip((base, lpes), task["methods"][::2], strict=True):
+        for metric in ("accuracy", "logprob"):
+            assert found[metric]["by_position"] == expected[metric]["by_position"]
+    assert content["costs"] is None and "Cost" not in (tmp_path / "out" / "comparison.md").read_text()
 
 
 # Costs
