@@ -73,7 +73,7 @@ def command(
     first = is_first()
     words = ["lpes-bake", "compare", model, "--out", str(out), *(["--revision", revision] if revision else [])]
     words += option_words(listed(settings), listed(CompareSettings()))
-    words += ["--trust-remote-code"] if trust_remote_code else []
+    words += [*(["--trust-remote-code"] if trust_remote_code else []), *(["--html"] if html else [])]
     progress = Counted(Console(stderr=True, quiet=quiet or not first))
     try:
         with progress:
