@@ -23,6 +23,7 @@ COMMANDS = {
     "bake": "export",
     "verify": "verify",
     "eval": "eval",
+    "compare": "compare",
     "push": "push",
     "tasks-dir": "tasks_dir",
     "train-moice": "train_moice",
@@ -82,6 +83,7 @@ def main() -> None:
     lpes-bake export MODEL RUN/factors.json OUT  write a checkpoint that anyone can load
     lpes-bake verify OUT --base MODEL          prove that it is right
     lpes-bake eval MODEL OUT                   prove that it helps
+    lpes-bake compare MODEL --methods … --out DIR  see it beside its rivals
     lpes-bake push OUT user/name               put it on the Hub
 
     `bake` is another name for `export`.

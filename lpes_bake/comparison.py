@@ -53,6 +53,30 @@ def compared(base: Values, lpes: Values) -> dict[str, Any]:
     }
 
 
+def side_by_side(methods: Mapping[str, Values], base: str) -> list[dict[str, Any]]:
+    """Several methods on the same questions of one task, in their order, by metric: `measured`; `against_base`, the
+    difference from the method called `base`; `against_rival`, that from the best of the other methods by this metric's
+    mean, called `rival`. The last two are None where there is nothing to compare with."""
+    rows: list[dict[str, Any]] = []
+    for label, values in methods.items():
+        row: dict[str, Any] = {"label": label}
+        for metric in METRICS:
+            others = {
+                name: other[metric] for name, other in methods.items() if name not in (base, label) and label != base
+            }
+            means = {name: other.mean() for name, other in others.items() if np.isfinite(other).all()}
+            rival = max(means, key=lambda name: means[name], default=None)
+            row[metric] = {
+                **measured(values[metric]),
+                "against_base": None if label == base else difference(values[metric], methods[base][metric]),
+                "against_rival": None
+                if rival is None
+                else {"rival": rival, **difference(values[metric], others[rival])},
+            }
+        rows.append(row)
+    return rows
+
+
 def numbers(values: tuple[float, ...]) -> list[float | None]:
     """JSON numbers."""
     return [number(value) for value in values]

@@ -174,7 +174,7 @@ def conclude(
         "command": command,
         "seconds": round(seconds, 1),
         "base": facts,
-        "environment": environment(plan),
+        "environment": environment_of(plan.device, plan.settings.dtype),
         "settings": plan.header,
         "tasks": tasks,
         "layer_rope_scaling": list(kept.individual.factors),
@@ -267,21 +267,21 @@ def without_winner(scores: dict[str, Any], text: dict[str, Any]) -> dict[str, An
     return {"tasks": tasks, "text": {"paragraphs": text["paragraphs"], "base": text["base"]}}
 
 
-def environment(plan: Plan) -> dict[str, Any]:
-    """What the numbers were computed with."""
+def environment_of(device: Any, dtype: str | None) -> dict[str, Any]:
+    """What numbers are computed with, on that device."""
     import torch
     import transformers
 
-    cuda = plan.device.type == "cuda"
+    cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(terse=True),
-        "device": plan.device.type,
-        "device_name": torch.cuda.get_device_name(plan.device) if cuda else platform.machine(),
-        "dtype": plan.settings.dtype,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.machine(),
+        "dtype": dtype,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }

@@ -84,7 +84,9 @@ def position_plot(
     Both map a model's label to (mean, low, high) at each gold position, None where not known. difference: paired
     differences in accuracy and in log-probability, drawn below. unit: of the positions, "place", "%" or another word.
     """
-    figure, axes = _axes(2, rows=1 if difference is None else 2)
+    # More names than these would hide the lines.
+    many = len(accuracy) > 3
+    figure, axes = _axes(2, rows=1 if difference is None else 2, wide=many)
     name = {"place": "gold position", "%": "gold position (% of the prompt's depth)"}.get(
         unit, f"gold position ({unit})"
     )
@@ -99,7 +101,11 @@ def position_plot(
             axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(ylabel=metric)
     axes[0].set_ylim(-0.02, 1.02)
-    for text in axes[0].legend(frameon=False).get_texts():
+    if many:
+        legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    else:
+        legend = axes[0].legend(frameon=False)
+    for text in legend.get_texts():
         text.set_parse_math(False)  # labels are names of models, in which a dollar is a dollar
     for axis, intervals in zip(axes[2:], difference or (), strict=True):
         mean, low, high = np.array(intervals, dtype=np.float64).T

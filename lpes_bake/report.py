@@ -5,9 +5,6 @@ The page is for somebody who was not there: what was searched, what came out, ho
 
 from __future__ import annotations
 
-import base64
-import importlib.resources
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lpes_bake.card import short
 from lpes_bake.factors import finite, save_text
+from lpes_bake.pages import SCALES, fixed, render_page, signed
 from lpes_bake.plots import Point
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import check_list, is_number, parse_json
@@ -113,20 +111,6 @@ OVER = {
     "mean": "averaged over the gold positions",
     "worst": "at the worst gold position",
     "mean-spread": "averaged over the gold positions, less the spread between them",
-}
-
-
-class Scale(NamedTuple):
-    """How a metric is printed: its name, the factor to its unit, digits."""
-
-    name: str
-    factor: float
-    digits: int
-
-
-SCALES = {
-    "accuracy": Scale("Accuracy, %", 100, 1),
-    "logprob": Scale("Log-probability of the answer, nats a token", 1, 3),
 }
 
 
@@ -364,26 +348,11 @@ def winner_name(result: Mapping[str, Any]) -> str:
 
 def render(result: Mapping[str, Any], figures: Mapping[str, Path]) -> str:
     """The page as HTML, with the figures inside."""
-    import jinja2
-
-    template = (
-        importlib.resources.files("lpes_bake.templates").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    )
-    # Names of models, tasks and errors are data: all of them are escaped.
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        fixed=fixed, signed=signed, between=between, change=change, count=count, duration=duration, value=value
-    )
     objective = result["objective"]
-    return environment.from_string(template).render(
+    return render_page(
+        "report.html.jinja",
+        figures,
         **{name: result[name] for name in RESULT},
-        figures={
-            name: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-            for name, path in figures.items()
-        },
-        scales=SCALES,
         winner=winner_name(result),
         fitness=FITNESS.get(objective["fitness"], objective["fitness"]),
         over=OVER.get(objective["over"], objective["over"]),
@@ -434,45 +403,3 @@ def failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]
         if one["error"] is not None:
             by_error.setdefault(one["error"], []).append(one["trial"])
     return sorted(by_error.items(), key=lambda item: -len(item[1]))
-
-
-def fixed(number: float | None, digits: int, factor: float = 1.0) -> str:
-    """A number with so many digits, a true minus, and a dash for one that is not known."""
-    return "–" if number is None else f"{number * factor + 0.0:.{digits}f}".replace("-", "−")
-
-
-def signed(number: float | None, digits: int, factor: float = 1.0) -> str:
-    """A difference, with its sign."""
-    return "–" if number is None else f"{number * factor + 0.0:+.{digits}f}".replace("-", "−")
-
-
-def between(interval: Sequence[float | None], digits: int, factor: float = 1.0) -> str:
-    """The two ends of (mean, low, high)."""
-    return f"{fixed(interval[1], digits, factor)} to {fixed(interval[2], digits, factor)}"
-
-
-def change(interval: Sequence[float | None], digits: int, factor: float = 1.0) -> str:
-    """The two ends of a difference (mean, low, high), with their signs."""
-    return f"{signed(interval[1], digits, factor)} to {signed(interval[2], digits, factor)}"
-
-
-def count(number: float | None) -> str:
-    """A whole number with its thousands apart."""
-    return "–" if number is None else f"{number:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time for the eye."""
-    if seconds is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def value(content: Any) -> str:
-    """A setting of any kind."""
-    if content is None:
-        return "–"
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

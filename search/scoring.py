@@ -32,7 +32,7 @@ from lpes_bake.search.models import (
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.row_attention import ROW_ATTENTION, rows_fit
 from lpes_bake.search.rows import Chain, Question, Row, chain_of, layout_of, tokens_of
-from lpes_bake.search.tasks import Task
+from lpes_bake.search.tasks import Example, Task
 
 # Tokens in one batch of contexts. A CPU gains nothing from a second context.
 BATCH_TOKENS = {"cpu": 1, "cuda": 16384, "mps": 4096}
@@ -158,7 +158,7 @@ class Scorer:
                 try:
                     found, generated = self._answer(batch, accuracy and self.task.generates)
                 except RuntimeError as error:
-                    if not _out_of_memory(error):
+                    if not out_of_memory(error):
                         raise
                     if len(batch) == 1:
                         raise self._too_large(batch[0]) from error
@@ -202,7 +202,7 @@ class Scorer:
                     ]
                     (part,) = torch.autograd.grad(torch.stack(shares).sum(), leaf)
                 except RuntimeError as error:
-                    if not _out_of_memory(error):
+                    if not out_of_memory(error):
                         raise
                     raise self._too_large([row]) from error
                 gradient += part.cpu().double().numpy()
@@ -337,7 +337,7 @@ class Scorer:
             advance, tokens = self._advance_plain(questions[0]), first
         else:
             advance, tokens = self._advance(rows, cache, mask), first
-        ends = _ends(self.model)
+        ends = end_tokens(self.model.generation_config)
         written: list[list[int]] = [[] for _ in questions]
         texts = [""] * len(questions)
         going = list(range(len(questions)))
@@ -346,12 +346,7 @@ class Scorer:
             for i in list(going):
                 written[i].append(tokens[i])
                 texts[i] = self.tokenizer.decode(written[i], skip_special_tokens=True)
-                if (
-                    tokens[i] in ends
-                    or len(written[i]) == self.task.max_new_tokens
-                    or self.task.finished(texts[i])
-                    or self.task.correct(questions[i].example, texts[i])
-                ):
+                if decided(self.task, questions[i].example, written[i], texts[i], ends):
                     going.remove(i)
             if not going:
                 return texts, read
@@ -423,12 +418,21 @@ class Scorer:
             config._attn_implementation = before
 
 
-def _ends(model: Any) -> set[int]:
-    """The tokens that end a text."""
-    ends = model.generation_config.eos_token_id
+def decided(task: Task, example: Example, written: Sequence[int], text: str, ends: set[int]) -> bool:
+    """Whether generation may stop: the model has ended the text, it is as long as it may be, or more would change
+    nothing. written: its tokens; ends: those that end a text."""
+    return (
+        written[-1] in ends or len(written) == task.max_new_tokens or task.finished(text) or task.correct(example, text)
+    )
+
+
+def end_tokens(generation_config: Any) -> set[int]:
+    """The tokens that end a text, of transformers' GenerationConfig."""
+    ends = generation_config.eos_token_id
     return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether it says that memory ran out."""
     text = str(error)
     return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -50,7 +50,9 @@ def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     assert "lpes-bake search MODEL" in run("-m", "lpes_bake", "--help", cwd=tmp_path, path=site)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], *([c, "--help"] for c in ("search", "bake", "push"))])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], *([c, "--help"] for c in ("search", "bake", "compare", "push"))]
+)
 def test_help_and_version_do_not_import_torch(arguments: list[str], tmp_path: Path) -> None:
     code = (
         "import sys\nfrom lpes_bake.cli import main\n"

@@ -1,4 +1,4 @@
-"""Progress of a search on stderr: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of long work on stderr: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from typing_extensions import Self
 
     from lpes_bake.search.study import Trial
 
@@ -14,19 +15,14 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0
 
 
-class Progress:
-    """total: trials at most."""
+class Shown:
+    """What all progress has: a bar, and words beside it. total: pieces of work at most."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int | None = None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        self.console, self.total = console, total
-        self.done = 0
-        self._fresh = 0
-        self._seconds = 0.0
-        self._identity: float | None = None
-        self._best: float | None = None
+        self.console = console
         self._line_due = 0.0
         self._bar = Bar(
             # Names of models and tasks are data: no markup.
@@ -40,7 +36,7 @@ class Progress:
         )
         self._task = self._bar.add_task("starting", total=total, detail="")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -56,6 +52,29 @@ class Progress:
     def warning(self, text: str) -> None:
         """Say what the user should know now."""
         self._say(f"warning: {text}")
+
+    def _line(self, text: str, *, last: bool) -> None:
+        """A line where there is no bar, now and then and at the end."""
+        now = time.monotonic()
+        if not self.console.is_terminal and (now >= self._line_due or last):
+            self._line_due = now + LINE_EVERY
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+class Progress(Shown):
+    """Progress of a search. total: trials at most."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__(console, total)
+        self.total = total
+        self.done = 0
+        self._fresh = 0
+        self._seconds = 0.0
+        self._identity: float | None = None
+        self._best: float | None = None
 
     def trial(self, trial: Trial) -> None:
         """Count one trial."""
@@ -73,13 +92,9 @@ class Progress:
         self._bar.update(
             self._task, completed=self.done, description=f"{step} {trial.generation}", detail=self._detail()
         )
-        now = time.monotonic()
-        if not self.console.is_terminal and not trial.replayed and (now >= self._line_due or self.done == self.total):
-            self._line_due = now + LINE_EVERY
-            self._say(f"{step} {trial.generation}, trial {self.done} of {self.total} at most, {self._detail()}")
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True, highlight=False)
+        if not trial.replayed:
+            text = f"{step} {trial.generation}, trial {self.done} of {self.total} at most, {self._detail()}"
+            self._line(text, last=self.done == self.total)
 
     def _detail(self) -> str:
         scores = [
@@ -90,6 +105,23 @@ class Progress:
         if self._fresh:
             scores.append(f"{clock(self._seconds / self._fresh * max(0, self.total - self.done))} left")
         return ", ".join(scores)
+
+
+class Counted(Shown):
+    """Progress of work whose pieces are alike."""
+
+    _began: tuple[float, int] | None = None
+
+    def progress(self, done: int, total: int) -> None:
+        """So many pieces are done. What is done when it is called first was done by an earlier run."""
+        if self._began is None:
+            self._began = time.monotonic(), done
+        since, known = self._began
+        left = ""
+        if done > known:
+            left = f"{clock((time.monotonic() - since) / (done - known) * (total - done))} left"
+            self._line(f"{done} of {total}, {left}", last=done == total)
+        self._bar.update(self._task, completed=done, total=total, detail=left)
 
 
 def clock(seconds: float) -> str:

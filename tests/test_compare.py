@@ -1,0 +1,484 @@
+"""What must hold for `lpes-bake compare`: the same unseen questions to each method, by one path, whatever happens."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from torch import Tensor
+
+from lpes_bake.answers import Interview
+from lpes_bake.baselines.decoder import Decoder, ModelDecoder
+from lpes_bake.baselines.methods import Method
+from lpes_bake.compare import CompareSettings, make_interview, make_plan, named_methods
+from lpes_bake.compare_files import latex_text
+from lpes_bake.comparison import side_by_side
+from lpes_bake.export import bake
+from lpes_bake.factors import Factors, load_factors
+from lpes_bake.search.errors import InputError
+from lpes_bake.search.models import load_scaled
+from lpes_bake.search.tasks import parse_task
+from lpes_bake.source import open_source
+from lpes_bake.timing import Clock
+from lpes_bake.unseen import check_unseen, searched
+from tests.conftest import write_tiny
+from tests.runs import SMALL, Command, Small, invoke, one_line, write_mdqa, write_small
+from tests.test_launch import launched
+from tests.test_plots import png_size
+from tests.test_report import Page
+
+FACTORS = [0.5, 1.4]
+KV = "kv,pairs=6,key_width=2"
+CONTEXTS = 3
+COMMON = ("--contexts", CONTEXTS, "--device", "cpu", "--dtype", "float32")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An ended comparison, and the words that began it."""
+
+    out: Path
+    words: list[object]
+    content: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return write_small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with factors and questions."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "factors.json").write_text(json.dumps(FACTORS))
+    write_mdqa(folder / "mdqa.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(small: Small, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    out = tmp_path_factory.mktemp("compared") / "out"
+    words: list[object] = [
+        *(small.model, *COMMON, "--methods", f"pi=1.5,lpes={files / 'factors.json'}"),
+        *("--task", KV, "--task", f"mdqa:{files / 'mdqa.jsonl'},documents=3", "--timing-tokens", 40),
+    ]
+    done = invoke("compare", *words, "--out", out, "--html")
+    assert done.exit_code == 0, done.output
+    return Compared(out, words, json.loads((out / "comparison.json").read_text()))
+
+
+def units(out: Path) -> list[dict[str, Any]]:
+    """The answers in a journal, in their order."""
+    records = [json.loads(line)["record"] for line in (out / "journal.jsonl").read_text().splitlines()]
+    return [one for one in records if "unit" in one]
+
+
+def answered(out: Path, count: int) -> Callable[[], bool]:
+    """Whether so many answers are in the journal."""
+    path = out / "journal.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b'"unit"') >= count
+
+
+def test_base_and_lpes_come_to_the_numbers_of_eval(small: Small, files: Path, compared: Compared) -> None:
+    tasks = [word for one in compared.content["tasks"] for word in ("--task", one["spec"])]
+    done = invoke("eval", small.model, *COMMON, "--factors", files / "factors.json", *tasks, "--json", "--quiet")
+    evaluated = json.loads(done.stdout)["tasks"]
+    assert [one["label"] for one in compared.content["tasks"][0]["methods"]] == ["base", "pi=1.5", "lpes=factors.json"]
+    for ours, theirs in zip(compared.content["tasks"], evaluated, strict=True):
+        assert ours["settings"] == theirs["settings"]
+        base, _, lpes = ours["methods"]
+        for found, expected in zip((base, lpes), theirs["models"], strict=True):
+            for metric in ("accuracy", "logprob"):
+                # The intervals, too: the same contexts were drawn.
+                for part in ("by_position", "mean", "minimum", "spread"):
+                    assert np.array(found[metric][part]) == pytest.approx(np.array(expected[metric][part]), abs=1e-4)
+        for metric in ("accuracy", "logprob"):
+            gain = np.array(lpes[metric]["against_base"]["mean"])
+            assert gain == pytest.approx(np.array(theirs["models"][1]["difference"][metric]["mean"]), abs=1e-4)
+    # Some generated answers are right and some wrong, or this would say little.
+    assert 0 < compared.content["tasks"][1]["methods"][0]["accuracy"]["mean"][0] < 1
+
+
+def test_each_method_meets_the_best_of_the_others() -> None:
+    rng = np.random.default_rng(3)
+    values = {
+        name: {"accuracy": rng.random((9, 2)) + level, "logprob": rng.random((9, 2)) - level}
+        for name, level in (("base", 9), ("a", 1), ("b", 3), ("c", 2))
+    }
+    rows = {row["label"]: row for row in side_by_side(values, "base")}
+    for metric, rivals in (
+        ("accuracy", {"base": None, "a": "b", "b": "c", "c": "b"}),
+        ("logprob", {"base": None, "a": "c", "b": "a", "c": "a"}),
+    ):
+        for name, rival in rivals.items():
+            found = rows[name][metric]
+            if rival is None:
+                assert found["against_base"] is None and found["against_rival"] is None
+                continue
+            assert found["against_rival"]["rival"] == rival
+            for other, part in (("base", "against_base"), (rival, "against_rival")):
+                mean, low, high = found[part]["mean"]
+                pairs = (values[name][metric] - values[other][metric]).mean(1)
+                assert mean == pytest.approx(pairs.mean())
+                # What Student's t gives for 9 pairs, which a bootstrap comes near to.
+                half = 2.306 * pairs.std(ddof=1) / 3
+                assert low == pytest.approx(mean - half, abs=0.5 * half)
+                assert high == pytest.approx(mean + half, abs=0.5 * half)
+
+
+def test_a_method_that_gave_nan_is_nobodys_best_rival() -> None:
+    right = np.ones((4, 2))
+    values = {name: {"accuracy": right, "logprob": -right} for name in ("base", "a", "b")}
+    values["b"] = {"accuracy": right * np.nan, "logprob": right * np.nan}
+    a, b = side_by_side(values, "base")[1:]
+    assert a["accuracy"]["against_rival"] is None and b["accuracy"]["against_rival"]["rival"] == "a"
+    assert b["logprob"]["mean"] == [None, None, None] == b["logprob"]["against_base"]["mean"]
+
+
+def test_every_format_has_the_numbers_of_the_json(compared: Compared) -> None:
+    out = compared.out
+    names = ["comparison.json", "comparison.md", "comparison.tex", "comparison.csv", "comparison.html"]
+    pictures = ["comparison-1-kv.png", "comparison-2-mdqa.png"]
+    assert {path.name for path in out.iterdir()} == {*names, *pictures, "journal.jsonl"}
+    assert all(min(png_size(out / name)) > 1000 for name in pictures)
+    page = Page((out / "comparison.html").read_text())
+    assert "Content-Security-Policy" in (out / "comparison.html").read_text()
+    assert all(address.startswith("data:") for _, address in page.addresses)
+    lines = list(csv.DictReader((out / "comparison.csv").open()))
+    markdown, latex = ((out / f"comparison.{ending}").read_text() for ending in ("md", "tex"))
+    for task in compared.content["tasks"]:
+        for metric, form, factor in (("accuracy", ".1f", 100), ("logprob", ".3f", 1)):
+            for one in task["methods"]:
+                found = one[metric]
+                numbers = [*(mean for mean, _, _ in found["by_position"]), found["mean"][0]]
+                numbers += [found["minimum"], found["spread"]]
+                row = [one["label"], *(f"{factor * number:{form}}".replace("-", "−") for number in numbers)]
+                assert row in page.rows
+                assert f"| {' | '.join(row)} |" in markdown
+                assert " & ".join(row).replace("−", "$-$") + r" \\" in latex
+                own = [
+                    line
+                    for line in lines
+                    if (line["task"], line["metric"], line["method"]) == (task["spec"], metric, one["label"])
+                ]
+                places = [*map(str, task["positions"]), "mean", "worst", "spread"]
+                assert [line["position"] for line in own] == places
+                assert [float(line["value"]) for line in own] == numbers
+                if found["against_base"] is not None:
+                    gain = [float(own[-3][f"against_base{end}"]) for end in ("", "_low", "_high")]
+                    assert gain == found["against_base"]["mean"]
+    assert latex.count(r"\toprule") == latex.count(r"\midrule") == latex.count(r"\bottomrule") == 7
+
+
+def test_signs_that_mean_something_to_latex_are_only_text() -> None:
+    assert latex_text(r"50% of_{a} & \b #1 $x$ [−1] ^~") == (
+        r"50\% of\_\{a\} \& \textbackslash{}b \#1 \$x\$ {[}$-$1{]} \textasciicircum{}\textasciitilde{}"
+    )
+
+
+def test_names_are_short_unless_that_makes_them_alike(tmp_path: Path) -> None:
+    # A comma in a file's name is no border.
+    paths = [tmp_path / name for name in ("a.json", "b/a.json", "b/mine,v2.json")]
+    (tmp_path / "b").mkdir()
+    for path in paths:
+        path.write_text("[1, 1]")
+    first, second, third = (f"lpes={path}" for path in paths)
+    assert list(named_methods([f"pi=2, {first},base,{third}"])) == ["base", "pi=2", "lpes=a.json", "lpes=mine,v2.json"]
+    assert list(named_methods([f"{first},{second}", third])) == ["base", first, second, "lpes=mine,v2.json"]
+
+
+def test_left_padding_and_a_lack_of_memory_change_no_answer(small: Small, files: Path) -> None:
+    settings = CompareSettings(
+        ("pi=1.5",), (f"mdqa:{files / 'mdqa.jsonl'},documents=3", KV), contexts=1, device="cpu", dtype="float32"
+    )
+    plan = make_plan(str(small.model), settings)
+    decoder = plan.methods["pi=1.5"].load(plan.source, plan.device, plan.dtype)
+    ends = {2}
+    scarce = Scarce(decoder, room=2)
+    for i, task in enumerate(plan.tasks):
+        questions = plan.questions(("pi=1.5", i, 0))
+        # Prompts and answers of different lengths.
+        questions[0].prompt[:] = questions[0].prompt[9:]
+        questions[1].answer.append(questions[1].answer[0])
+        alone = Interview(plan.tokenizer, ends, plan.device).ask(decoder, task, questions)
+        padded = Interview(plan.tokenizer, ends, plan.device, batch_size=8).ask(decoder, task, questions)
+        halved = Interview(plan.tokenizer, ends, plan.device, batch_size=8).ask(scarce, task, questions)
+        for other in (padded, halved):
+            assert other.logprob == pytest.approx(alone.logprob, abs=1e-4)
+            assert (other.exact, other.outputs) == (alone.exact, alone.outputs)
+        assert bool(alone.outputs) == task.generates
+    assert scarce.refused == 2
+    with pytest.raises(InputError, match="out of memory on cpu with a single prompt of up to"):
+        Interview(plan.tokenizer, ends, plan.device).ask(Scarce(decoder, room=0), plan.tasks[1], questions)
+
+
+@dataclass
+class Scarce:
+    """A decoder that has room for so many prompts at once."""
+
+    decoder: Decoder
+    room: int
+    refused: int = 0
+
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
+        """See `Decoder`."""
+        if len(input_ids) > self.room:
+            self.refused += 1
+            raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
+        return self.decoder.prefill(input_ids, attention_mask)
+
+    def decode(self, state: Any, input_ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self.decoder.decode(state, input_ids)
+
+
+@pytest.mark.parametrize("ends", [2, [7, 9], None])
+def test_the_tokens_that_end_a_text_are_those_of_the_loaded_model(ends: Any, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny", "llama", **SMALL, eos_token_id=ends)
+    settings = CompareSettings(("pi=1.5",), (KV,), contexts=1, device="cpu")
+    for remove in (False, True):
+        if remove:
+            (model / "generation_config.json").unlink()
+        loaded = load_scaled(model, dtype=torch.float32).generation_config.eos_token_id
+        expected = loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
+        assert make_interview(make_plan(str(model), settings)).ends == set(expected)
+
+
+def test_a_baked_model_is_compared_with_its_base(files: Path, compared: Compared, tmp_path: Path) -> None:
+    model = write_small(tmp_path).model
+    # What the library reads from it where it is there, it finds in config.json otherwise.
+    (model / "generation_config.json").unlink()
+    baked = bake(open_source(str(model)), Factors(tuple(FACTORS)), tmp_path / "baked").out
+    task = compared.content["tasks"][1]
+    words = (*COMMON, "--methods", "lpes", "--task", task["spec"], "--timing-tokens", 0, "--out", tmp_path / "out")
+    done = invoke("compare", baked, *words, "--json")
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    base, lpes = content["tasks"][0]["methods"]
+    for found, expected in zip((base, lpes), task["methods"][::2], strict=True):
+        for metric in ("accuracy", "logprob"):
+            assert found[metric]["by_position"] == expected[metric]["by_position"]
+    assert content["costs"] is None and "Cost" not in (tmp_path / "out" / "comparison.md").read_text()
+
+
+# Costs
+
+
+class Heavy(ModelDecoder):
+    """A model that reads its prompt four times, and holds 200 MB that it has no use for."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.ballast = torch.ones(50_000_000)
+
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
+        """See `Decoder`."""
+        for _ in range(3):
+            super().prefill(input_ids, attention_mask)
+        return super().prefill(input_ids, attention_mask)
+
+
+def test_time_and_memory_are_those_of_the_method(tiny_llama: Path) -> None:
+    clock = Clock(list(range(200)), torch.device("cpu"))
+
+    def load(kind: type[ModelDecoder]) -> Callable[[], Decoder]:
+        return lambda: kind(load_scaled(tiny_llama, dtype=torch.float32))
+
+    clock.warm_up(load(ModelDecoder))
+    timing = clock.beside(load(ModelDecoder), load(Heavy))
+    assert timing.in_turn
+    rounds = [ours / theirs for ours, theirs in zip(timing.method.prefill, timing.base.prefill, strict=True)]
+    assert len(rounds) == 5 and 2 < np.median(rounds) < 8
+    assert 0.3 < np.median(timing.method.decode) / np.median(timing.base.decode) < 3
+    if timing.base.memory is not None and timing.method.memory is not None:
+        # Linux lets a process forget its own peak.
+        assert 190e6 < timing.method.memory - timing.base.memory < 300e6
+
+
+def test_models_that_do_not_fit_together_are_measured_one_after_the_other(tiny_llama: Path) -> None:
+    alive: list[Any] = []
+
+    def load() -> Decoder:
+        if any(one() is not None for one in alive):
+            raise InputError("tiny cannot be loaded on cuda: CUDA out of memory. Tried to allocate 9 GiB")
+        decoder = ModelDecoder(load_scaled(tiny_llama, dtype=torch.float32))
+        alive.append(weakref.ref(decoder))
+        return decoder
+
+    timing = Clock([5, 6, 7], torch.device("cpu")).beside(load, load)
+    assert not timing.in_turn and len(timing.base.decode) == len(timing.method.decode) == 5
+
+
+def test_costs_are_ratios_to_the_base_model(compared: Compared) -> None:
+    costs = compared.content["costs"]
+    assert costs["tokens"] == 40 and list(costs["methods"]) == ["pi=1.5", "lpes=factors.json"]
+    records = [json.loads(line)["record"] for line in (compared.out / "journal.jsonl").read_text().splitlines()]
+    for record in (one for one in records if "timing" in one):
+        timing, found = record["timing"], costs["methods"][record["method"]]
+        for key in ("prefill", "decode"):
+            rounds = sorted(a / b for a, b in zip(timing["method"][key], timing["base"][key], strict=True))
+            assert found["ratio"][key] == [rounds[2], rounds[0], rounds[4]]
+            assert found[key] == sorted(timing["method"][key])[2]
+
+
+# Interruptions and processes
+
+
+def test_a_comparison_that_was_stopped_says_how_to_go_on_and_comes_to_the_same(
+    compared: Compared, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = [*compared.words, "--timing-tokens", 0, "--out", out]
+    command = Command(tmp_path, "compare", *words)
+    command.stop_once(answered(out, 4), signal.SIGINT)
+    code, printed, errors = command.finish()
+    assert code == 130 and printed == "" and "Traceback" not in errors
+    assert re.search(r"Interrupted. Go on with:\nlpes-bake compare .*--timing-tokens 0 .*--resume\n", errors)
+    known = (out / "journal.jsonl").read_bytes()
+    assert "holds a run; go on with it with --resume" in one_line(invoke("compare", *words))
+    assert "other settings (seed: 1 → 5)" in one_line(invoke("compare", *words, "--resume", "--seed", 5))
+    done = invoke("compare", *words, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["tasks"] == compared.content["tasks"]
+    assert (out / "journal.jsonl").read_bytes().startswith(known)
+    asked = [tuple(one["unit"]) for one in units(out)]
+    assert len(set(asked)) == len(asked) == 3 * 2 * CONTEXTS
+
+
+def test_two_processes_share_the_work_and_come_to_the_same(compared: Compared, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first, second = launched(tmp_path, "compare", *compared.words, "--timing-tokens", 0, "--out", out)
+    code, printed, errors = first.finish()
+    assert code == 0, errors
+    assert second.finish() == (0, "", "")
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["tasks"] == compared.content["tasks"] and content["environment"]["processes"] == 2
+    assert printed.count(f"written: {out / 'comparison.json'}") == 1
+    assert sorted(map(str, units(out))) == sorted(map(str, units(compared.out)))
+
+
+# Questions that were searched on
+
+OWN_TASK = """
+from dataclasses import dataclass
+import random
+from lpes_bake.search.tasks import Example, Task
+
+@dataclass(frozen=True)
+class Careless(Task):
+    name = "careless"
+    honest: bool = False
+
+    @property
+    def positions(self):
+        return (0, 1)
+
+    def contexts(self, part, seed):
+        rng = random.Random(f"{part if self.honest else ''} {seed}")
+        context = 0
+        while True:
+            digits = [str(rng.randrange(1000)) for _ in range(2)]
+            yield [Example(context, i, f"{digits} {i}?", f" {digits[i]}") for i in (0, 1)]
+            context += 1
+"""
+
+
+def recorded(seed: int, **contexts: int) -> Factors:
+    """Factors whose file tells of a search on the careless task."""
+    scores = {"tasks": [{"settings": {"task": "careless"}, "contexts": contexts, "too_long": {"search": 2}}]}
+    return Factors(tuple(FACTORS), search={"seed": seed}, scores=scores)
+
+
+def test_factors_that_were_searched_on_these_questions_are_refused(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    recorded(1, search=1, selection=1).save(tmp_path / "factors.json")
+    words = (small.model, "--out", tmp_path / "out", *COMMON, "--methods", f"lpes={tmp_path / 'factors.json'}")
+    done = invoke("compare", *words, "--task", f"{tmp_path / 'own.py'}:Careless")
+    assert (
+        "lpes=factors.json: these factors were searched on context 0 of the careless task's search part (seed 1), "
+        "which is context 0 here"
+    ) in one_line(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("factors", "honest", "expected"),
+    [
+        # Three contexts were drawn for the search, one of which is beyond what is asked here.
+        (recorded(1, search=1, selection=0), False, "searched on context 0"),
+        (recorded(1, search=0, selection=1), False, "searched on context 0"),
+        (recorded(2, search=1, selection=1), False, None),
+        (recorded(1, search=9, selection=9), True, None),
+        (Factors(tuple(FACTORS)), False, None),
+        (Factors(tuple(FACTORS), search={"seed": 1}, scores={"tasks": [{"contexts": None}]}), False, None),
+    ],
+)
+def test_only_what_a_file_tells_of_is_refused(
+    factors: Factors, honest: bool, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    task = parse_task(f"{tmp_path / 'own.py'}:Careless,honest={str(honest).lower()}")
+    contexts = task.contexts("report", 1)
+    questions = [next(contexts) for _ in range(2)]
+    if expected is None:
+        check_unseen("mine", factors, task, questions)
+    else:
+        with pytest.raises(InputError, match=expected):
+            check_unseen("mine", factors, task, questions)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_search_writes_down_which_questions_it_drew(small: Small, tmp_path: Path) -> None:
+    small.run(tmp_path / "run", generations=1, seed=3)
+    factors = load_factors(tmp_path / "run" / "factors.json")
+    assert list(searched(factors, parse_task(KV))) == [("search", 3, 8), ("selection", 3, 8)]
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches without their report, which takes longer than they do."""
+    monkeypatch.setattr("lpes_bake.run.write_report", lambda _: None)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "there is nothing to compare with the base: give --methods"),
+        (["--methods", "base"], "there is nothing to compare with the base"),
+        (["--methods", "magic"], "there is no method 'magic'"),
+        (["--methods", "pi=1.5", "--methods", "pi=1.5"], "method 'pi=1.5' is given twice"),
+        (["--methods", "pi=x"], "needs a positive factor"),
+        (["--methods", "lpes={files}/nothing.json"], "nothing.json"),
+        (["--methods", "lpes={files}/short.json"], "1 factors for a model of 2 layers"),
+        (["--methods", "lpes"], "not a baked checkpoint"),
+        (["--methods", "pi=1.5", "--task", "kv,pairs=0"], "pairs must be at least 1"),
+        (["--methods", "pi=1.5", "--contexts", "0"], "contexts is 0; it must be at least 1"),
+        (["--methods", "pi=1.5", "--timing-tokens", "8190"], "give at most 8176"),
+        (["--methods", "pi=1.5", "--device", "cuda:77"], "device 'cuda:77'"),
+        (["--methods", "pi=1.5", "--prompt-format", "chat"], "no chat template"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_a_weight_is_read(
+    arguments: Sequence[str], said: str, small: Small, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Method, "load", lambda *_: pytest.fail("a model was loaded"))
+    (files / "short.json").write_text("[1.0]")
+    words = [one.format(files=files) for one in arguments]
+    done: Result = invoke("compare", small.model, "--out", tmp_path / "out", *words)
+    assert said in one_line(done), done.output
+    assert not (tmp_path / "out").exists()
