@@ -1,11 +1,14 @@
 """What a baked checkpoint loads in: a tiny random model of each family, in the environments that you give.
 
-    python -m benchmarks.compatibility OUT --python /venvs/tf448/bin/python --python /venvs/tf524/bin/python
-    python -m benchmarks.compatibility OUT --vllm /venvs/vllm/bin/python
+    python -m benchmarks.compatibility OUT --transformers 4.48.3 --transformers 5.24.0 --python /venvs/mine/bin/python
+    python -m benchmarks.compatibility OUT --vllm /venvs/vllm/bin/python --mode eager --mode server
+    python -m benchmarks.compatibility OUT --refuses "python llama.cpp/convert_hf_to_gguf.py {model} --outfile {out}"
 
---python: any environment with torch and transformers; the live checks of `lpes-bake verify` run in it. --vllm:
-an environment with vLLM: greedy token ids of a 300-token prompt must be those of the transformers in the same
-environment, eager and compiled, and others than the base model's. Neither needs lpes-bake. Prints a Markdown table a
+--python: any environment with torch and transformers; the live checks of `lpes-bake verify` run in it.
+--transformers: the same in an environment made in OUT: this one with that version from PyPI, and the tokenizers and
+huggingface-hub that it wants. --vllm: an environment with vLLM: greedy token ids of a 300-token prompt must be those of
+the transformers in the same environment, and others than the base model's; "server" asks its OpenAI server for them.
+None needs lpes-bake. --refuses: a command that must take the base model and refuse the bake. Prints a Markdown table a
 stack, and writes all there is to know to OUT/compatibility.json.
 """
 
@@ -14,11 +17,22 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
+import shlex
+import signal
+import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import textwrap
-from collections.abc import Mapping
+import time
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,7 +43,9 @@ from tests.conftest import write_tiny
 from tests.families import TINY_FAMILIES
 
 FACTORS = (0.25, 4.0, 1.0, 2.0)
-MODES = ("eager", "compiled")
+# A random Gemma repeats one token, as its output weights are the embeddings: it gets others.
+CHANGES: dict[str, dict[str, object]] = {family: {"tie_word_embeddings": False} for family in ("gemma2", "gemma3_text")}
+MODES = ("eager", "compiled", "server")
 
 # In the environment that is tested: which versions it has.
 VERSIONS = """
@@ -77,67 +93,167 @@ if __name__ == "__main__":  # workers are spawned
 """
 
 
+# The live checks of all families in one process: to start one for each family takes far longer than the checks.
+LIVE = """
+import runpy, sys
+script, part, scratch, *directories = sys.argv[1:]
+names = runpy.run_path(script)
+for directory in directories:
+    names["say"](directory=directory)
+    own = names["Path"](scratch, names["Path"](directory).name)
+    own.mkdir(exist_ok=True)
+    try:
+        settings = names["Settings"](directory, "cpu", "float32", 3072)
+        {"directory": names["check_directory"], "copy": names["check_copy"]}[part](settings, own)
+    except Exception as error:
+        names["result"]("loads", False, names["one_line"](error))
+"""
+
+
 class Failed(Exception):
     """A program in the environment ended with an error; its last line that names one."""
 
 
-def run(python: str, code: str, *arguments: str) -> str:
-    """What `code` prints as RESULT in an environment, offline and with empty caches."""
+@contextmanager
+def clean_environment() -> Iterator[dict[str, Any]]:
+    """Arguments of subprocess for a program that has no lpes_bake, no hub and no caches: `cwd` and `env`."""
     with tempfile.TemporaryDirectory() as home:
-        script = Path(home) / "script.py"
-        script.write_text(code, encoding="utf-8")
         offline = {"HF_HOME": home, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
-        done = subprocess.run(
-            [python, str(script), *arguments], cwd=home, env=environment, capture_output=True, text=True
-        )
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        yield {"cwd": home, "env": kept | offline}
+
+
+def run(*command: str) -> str:
+    """What a command writes to standard output; Failed when it ends with an error."""
+    with clean_environment() as where:
+        done = subprocess.run(command, capture_output=True, text=True, **where)
     if done.returncode:
-        raise Failed(reason_of(done))
-    return next(line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        raise Failed(reason_of(done.stdout + done.stderr, done.returncode))
+    return done.stdout
 
 
-def reason_of(done: subprocess.CompletedProcess[str]) -> str:
+def answer(python: str, code: str, *arguments: str) -> Any:
+    """What `code` prints as RESULT in an environment."""
+    # A file and not -c: vLLM's workers are spawned, and import it again.
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(code, encoding="utf-8")
+        lines = run(python, str(script), *arguments).splitlines()
+    return json.loads(next(line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")))
+
+
+def reason_of(output: str, code: int) -> str:
     """Why a program ended: the last line that names an error."""
-    errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-    return textwrap.shorten(errors[-1], 120) if errors else f"ended with {done.returncode}"
+    errors = [line for line in output.splitlines() if "Error" in line or "ERROR" in line]
+    return textwrap.shorten(errors[-1], 120) if errors else f"ended with {code}"
 
 
-def live(python: str, directory: Path) -> str:
-    """The live checks of `verify` in an environment: "pass", or the first that fails and why."""
+def environment(folder: Path, version: str) -> str:
+    """The interpreter of an environment that has everything of this one, but another transformers.
+
+    pip adds what that version wants otherwise (tokenizers, huggingface-hub), and leaves the packages here alone.
+    """
+    python = folder / version / "bin" / "python"
+    if not python.exists():
+        venv.create(folder / version, symlinks=True)
+        (site,) = (folder / version).glob("lib/python*/site-packages")
+        # .pth files, and so editable installs, are not followed from here: lpes_bake stays out.
+        (site / "this.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", f"transformers=={version}"]
+        subprocess.run(pip, check=True)
+    return str(python.absolute())
+
+
+def live(python: str, directories: Sequence[Path]) -> list[str]:
+    """The live checks of `verify` in an environment, a directory each: "pass", or the first that fails and why."""
     script = importlib.resources.files("lpes_bake") / "live_checks.py"
+    failed: dict[str, str] = {}
+    passed: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"HF_HOME": scratch, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         for part in ("directory", "copy"):
-            settings = ["--device", "cpu", "--dtype", "float32", "--prompt-tokens", "3072"]
-            done = subprocess.run(
-                [python, str(script), part, str(directory), scratch, *settings],
-                cwd=scratch,
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
-            for line in done.stdout.splitlines():
+            left = [str(directory) for directory in directories if str(directory) not in failed]
+            directory = ""
+            for line in run(python, "-c", LIVE, str(script), part, scratch, *left).splitlines():
                 message = json.loads(line)
+                directory = message.get("directory", directory)
                 if message.get("status") == "fail":
-                    return f"{message['name']}: {message['reason']}"
-            if done.returncode:
-                return f"does not load: {reason_of(done)}"
-    return "pass"
+                    failed.setdefault(directory, f"{message['name']}: {message['reason']}")
+                elif message.get("name") == "save and reload":
+                    passed.add(directory)
+    return [failed.get(str(one)) or ("pass" if str(one) in passed else "not all ran") for one in directories]
 
 
 def vllm(python: str, directory: Path, base: Path, mode: str) -> str:
     """Greedy ids in vLLM against transformers': "pass", or what is wrong."""
     prompt = json.dumps(PROMPT)
     try:
-        expected, plain = json.loads(run(python, GREEDY, prompt, str(NEW_TOKENS), str(directory), str(base)))
-        found = json.loads(run(python, VLLM, prompt, str(NEW_TOKENS), mode, str(directory)))
+        expected, plain = answer(python, GREEDY, prompt, str(NEW_TOKENS), str(directory), str(base))
+        if mode == "server":
+            found = served(python, directory)
+        else:
+            found = answer(python, VLLM, prompt, str(NEW_TOKENS), mode, str(directory))
     except Failed as failed:
         return str(failed)
     if found != expected:
         same = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
         return f"other ids than transformers' from token {same} on"
+    if len(set(expected)) < NEW_TOKENS // 2:
+        return f"pass, but they are {len(set(expected))} different ids only"
     return "pass" if expected != plain else "pass, but the base model gives the same ids"
+
+
+def served(python: str, directory: Path) -> list[int]:
+    """Greedy ids from vLLM's OpenAI server, started as its users start it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What `vllm serve` runs.
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory), "--trust-remote-code"]
+    command += ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "4"]
+    command += ["--kv-cache-memory-bytes", str(256 << 20), "--host", "127.0.0.1", "--port", str(port)]
+    request = {"model": str(directory), "prompt": PROMPT, "temperature": 0, "return_token_ids": True}
+    request |= {"max_tokens": NEW_TOKENS, "min_tokens": NEW_TOKENS}
+    with clean_environment() as where, tempfile.TemporaryFile("w+") as log:
+        # A group of its own: the engine is a process of the server's.
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **where)
+        try:
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except (urllib.error.URLError, TimeoutError):
+                    if server.poll() is not None:
+                        log.seek(0)
+                        raise Failed(reason_of(log.read(), server.returncode)) from None
+                    time.sleep(1)
+            completions = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/completions",
+                json.dumps(request).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(completions, timeout=600) as response:
+                ids: list[int] = json.load(response)["choices"][0]["token_ids"]
+            return ids
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
+
+
+def refuses(command: str, directory: Path, base: Path) -> str:
+    """A command with {model} and {out} in it, on a base model and its bake: "refused: why", or what is wrong."""
+    outcomes = []
+    for model in (base, directory):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [word.format(model=model, out=Path(folder, "out")) for word in shlex.split(command)]
+            try:
+                run(*words)
+                outcomes.append(None)
+            except Failed as failed:
+                outcomes.append(str(failed))
+    of_base, of_bake = outcomes
+    if of_bake is None:
+        return "TAKEN"
+    return f"refused: {of_bake}" if of_base is None else f"refused, as is the base model: {of_base}"
 
 
 def table(head: str, results: Mapping[str, str]) -> None:
@@ -150,35 +266,44 @@ def table(head: str, results: Mapping[str, str]) -> None:
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--python", "pythons", multiple=True, help="Interpreter of an environment with transformers.")
+@click.option("--transformers", "numbers", multiple=True, help="A version of transformers to try from PyPI.")
 @click.option("--vllm", "vllms", multiple=True, help="Interpreter of an environment with vLLM.")
 @click.option(
     "--mode", "modes", multiple=True, default=MODES, show_default=True, type=click.Choice(MODES), help="vLLM's."
 )
+@click.option("--refuses", "commands", multiple=True, help="A command with {model} and {out} that must refuse a bake.")
 @click.option("--family", "families", multiple=True, help="Only these families.", type=click.Choice([*TINY_FAMILIES]))
 def main(
-    out: Path, pythons: tuple[str, ...], vllms: tuple[str, ...], modes: tuple[str, ...], families: tuple[str, ...]
+    out: Path,
+    pythons: tuple[str, ...],
+    numbers: tuple[str, ...],
+    vllms: tuple[str, ...],
+    modes: tuple[str, ...],
+    commands: tuple[str, ...],
+    families: tuple[str, ...],
 ) -> None:
     """Try baked checkpoints of all families in other environments."""
     out.mkdir(parents=True, exist_ok=True)
     baked: dict[str, tuple[Path, Path]] = {}
     for family in families or TINY_FAMILIES:
-        base = write_tiny(out / "bases" / family, family, initializer_range=0.15)
+        base = write_tiny(out / "bases" / family, family, **{"initializer_range": 0.15, **CHANGES.get(family, {})})
         bake(open_source(str(base)), Factors(FACTORS), out / "baked" / f"{family}-1.5", overwrite=True)
         baked[family] = (out / "baked" / f"{family}-1.5").resolve(), base.resolve()
-    record = []
-    stacks = [("transformers", python) for python in pythons]
-    stacks += [(mode, python) for python in vllms for mode in modes]
-    for stack, python in stacks:
-        versions = json.loads(run(python, VERSIONS))
-        results: dict[str, str] = {}
-        for family, (directory, base) in baked.items():
-            click.echo(f"{stack}, {family}", err=True)
-            checked = live(python, directory) if stack == "transformers" else vllm(python, directory, base, stack)
-            results[family] = checked
+    record: list[dict[str, Any]] = []
+
+    def add(stack: str, versions: Mapping[str, str], results: Mapping[str, str]) -> None:
         record.append({"stack": stack, "versions": versions, "results": results})
         (out / "compatibility.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        name = "live checks" if stack == "transformers" else f"vLLM, {stack}"
-        table(f"{name}: {', '.join(f'{one} {number}' for one, number in versions.items())}", results)
+        table(f"{stack} {', '.join(f'{name} {number}' for name, number in versions.items())}", results)
+
+    for python in (*pythons, *(environment(out / "environments", number) for number in numbers)):
+        outcomes = live(python, [directory for directory, _ in baked.values()])
+        add("live checks:", answer(python, VERSIONS), dict(zip(baked, outcomes, strict=True)))
+    for python in vllms:
+        for mode in modes:
+            add(f"{mode}:", answer(python, VERSIONS), {name: vllm(python, *pair, mode) for name, pair in baked.items()})
+    for command in commands:
+        add(command, {}, {name: refuses(command, *pair) for name, pair in baked.items()})
 
 
 if __name__ == "__main__":
