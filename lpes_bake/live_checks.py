@@ -144,6 +144,9 @@ def reference_model(settings: Settings) -> Any:
     base_type = settings.config["model_type"].removeprefix("lpes_")
     ours = ("model_type", "architectures", "auto_map", "layer_rope_scaling", "layer_rope_scaling_types")
     config_dict = {key: value for key, value in settings.config.items() if key not in ours}
+    if base_type == "qwen3_moe" and "num_local_experts" in config_dict:
+        # Older base classes would overlook this new name, and take their default.
+        config_dict["num_experts"] = config_dict["num_local_experts"]
     if transformers.__version__.startswith("4.") and config_dict.get("rope_parameters"):
         # Version 4's base class would overlook what version 5 wrote, and take its default theta.
         rope = dict(config_dict.pop("rope_parameters"))
