@@ -23,7 +23,7 @@ import numpy as np
 
 from lpes_bake import __version__
 from lpes_bake.baselines.methods import METHODS, Method, parse_method
-from lpes_bake.comparison import METRICS, side_by_side
+from lpes_bake.comparison import METRICS, side_by_side, task_facts
 from lpes_bake.conclusion import environment_of
 from lpes_bake.factors import Factors, base_facts, check_factors, finite, load_factors
 from lpes_bake.loading import load_tokenizer, require_causal
@@ -405,13 +405,7 @@ def conclude(
         }
         tasks.append(
             {
-                "spec": spec,
-                "name": task.name,
-                "title": task.title,
-                "settings": task.describe(),
-                "positions": list(task.positions),
-                "position_unit": task.position_unit,
-                "generates": task.generates,
+                **task_facts(spec, task),
                 "contexts": len(taken.contexts),
                 "too_long": taken.too_long,
                 "methods": side_by_side(values, BASE),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,45 @@ from numpy.typing import ArrayLike, NDArray
 
 from lpes_bake.search.objective import FloatArray, Objective
 from lpes_bake.search.statistics import Interval, mean_interval, paired_interval, spread
+from lpes_bake.search.tasks import Task
 
 METRICS = ("accuracy", "logprob")
 OBJECTIVE_RESAMPLES = 2000
 
 Values = Mapping[str, NDArray[np.float64]]
 """For each of METRICS: (contexts, positions)."""
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """One model among others. factors: what it was scored with, None for a plain base model."""
+
+    label: str
+    name: str
+    revision: str | None
+    factors: tuple[float, ...] | None
+
+    def facts(self) -> dict[str, Any]:
+        """What identifies it."""
+        return {
+            "label": self.label,
+            "name": self.name,
+            "revision": self.revision,
+            "layer_rope_scaling": None if self.factors is None else list(self.factors),
+        }
+
+
+def task_facts(spec: str, task: Task) -> dict[str, Any]:
+    """What a task asks. spec: as it was given behind --task."""
+    return {
+        "spec": spec,
+        "name": task.name,
+        "title": task.title,
+        "settings": task.describe(),
+        "positions": list(task.positions),
+        "position_unit": task.position_unit,
+        "generates": task.generates,
+    }
 
 
 def measured(values: ArrayLike) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lpes_bake import __version__
-from lpes_bake.comparison import Values, compared, numbers, objective_interval
+from lpes_bake.comparison import Values, compared, numbers, objective_interval, task_facts
 from lpes_bake.factors import Factors, base_facts, finite
 from lpes_bake.plan import Plan
 from lpes_bake.search.curve import level_points
@@ -131,13 +131,7 @@ def conclude(
     curve = {"points": [list(point) for point in points], **asdict(settings.curve)} if is_curve else None
     tasks = [
         {
-            "spec": spec,
-            "name": task.name,
-            "title": task.title,
-            "settings": task.describe(),
-            "positions": list(task.positions),
-            "position_unit": task.position_unit,
-            "generates": task.generates,
+            **task_facts(spec, task),
             "contexts": {part: len(plan.contexts[part][i]) for part in PARTS},
             "too_long": plan.too_long[i],
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lpes_bake.comparison import METRICS, difference, measured
+from lpes_bake.comparison import METRICS, ScoredModel, difference, measured
 from lpes_bake.factors import check_factors, load_factors
 from lpes_bake.loading import load_model, load_tokenizer, open_sources
 from lpes_bake.search.errors import InputError
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One model. factors: what it was scored with, None for a plain base model. scores: one a task."""
+class Entry(ScoredModel):
+    """One model. scores: one a task."""
 
-    label: str
-    name: str
-    revision: str | None
-    factors: tuple[float, ...] | None
     scores: tuple[Scores, ...]
 
     def values(self, task: int, metric: str) -> NDArray[np.float64]:
@@ -63,15 +59,7 @@ class Evaluation:
             "prompt_format": self.prompt_format,
             "device": self.device,
             "dtype": self.dtype,
-            "models": [
-                {
-                    "label": entry.label,
-                    "name": entry.name,
-                    "revision": entry.revision,
-                    "layer_rope_scaling": None if entry.factors is None else list(entry.factors),
-                }
-                for entry in self.entries
-            ],
+            "models": [entry.facts() for entry in self.entries],
             "tasks": [
                 {
                     "name": task.name,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lpes_bake.comparison import numbers
+from lpes_bake.comparison import ScoredModel, numbers
 from lpes_bake.evaluate import distinct_labels
 from lpes_bake.loading import load_model, load_tokenizer, open_sources
 from lpes_bake.long_text.metrics import score_of
@@ -32,13 +32,9 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(ScoredModel):
     """One model, with its answers to each benchmark."""
 
-    label: str
-    name: str
-    revision: str | None
-    factors: tuple[float, ...] | None
     answers: tuple[Answers, ...]
 
 
@@ -77,15 +73,7 @@ class LongEvaluation:
             "device": self.device,
             "dtype": self.dtype,
             "limit": self.limit,
-            "models": [
-                {
-                    "label": entry.label,
-                    "name": entry.name,
-                    "revision": entry.revision,
-                    "layer_rope_scaling": None if entry.factors is None else list(entry.factors),
-                }
-                for entry in self.entries
-            ],
+            "models": [entry.facts() for entry in self.entries],
             "benchmarks": [
                 {
                     "name": one.name,
