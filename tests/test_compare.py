@@ -465,7 +465,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--methods", "pi=x"], "needs a positive factor"),
         (["--methods", "lpes={files}/nothing.json"], "nothing.json"),
         (["--methods", "lpes={files}/short.json"], "1 factors for a model of 2 layers"),
-        (["--methods", "lpes"], "not a baked checkpoint"),
+        (["--methods", "lpes"], "lpes: small is not baked; give the factors by lpes=FILE"),
         (["--methods", "pi=1.5", "--task", "kv,pairs=0"], "pairs must be at least 1"),
         (["--methods", "pi=1.5", "--contexts", "0"], "contexts is 0; it must be at least 1"),
         (["--methods", "pi=1.5", "--timing-tokens", "8190"], "give at most 8176"),

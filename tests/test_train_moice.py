@@ -58,7 +58,7 @@ def sequence() -> torch.Tensor:
 @pytest.mark.parametrize(("top_k", "checkpointing"), [(2, False), (2, True), (7, False)])
 def test_the_losses_are_the_published_ones(top_k: int, checkpointing: bool, model: Path) -> None:
     library = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
-    moice = MoICE(library, new_routers(library, 7), BASES, top_k)
+    moice = MoICE(library, new_routers(library.config, 7), BASES, top_k)
     gates = list(moice.routers.parameters())
     settings = MoICESettings(top_k=top_k, sequences=2, balance=0.3)
     language, balance = losses(moice, sequence(), settings, checkpointing=checkpointing)
@@ -96,7 +96,7 @@ def test_training_moves_all_gates_and_writes_routers_that_load(model: Path, data
     record = train(model, data, tmp_path / "out")
     assert len(record["loss_by_step"]) == 3 and record["bases"] == list(BASES)
     library = AutoModelForCausalLM.from_pretrained(model).eval()
-    before = dict(new_routers(library, 7).named_parameters())
+    before = dict(new_routers(library.config, 7).named_parameters())
     after = load_file(tmp_path / "out" / "routers.safetensors")
     assert after.keys() == before.keys()
     # Adam's first steps are as long as the learning rate, so all gates have moved, and not far.
