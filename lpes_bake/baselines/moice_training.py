@@ -196,8 +196,10 @@ def read_state(out: Path, header: dict[str, Any], device: Any) -> dict[str, Any]
     try:
         state: dict[str, Any] = torch.load(out / STATE_FILE, map_location=device, weights_only=True)
         different = differences(state["header"], header)
-    except (RuntimeError, ValueError, TypeError, LookupError, EOFError, UnpicklingError) as error:
-        raise InputError(f"{out / STATE_FILE} is no state of a training; start again with a new --out") from error
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, UnpicklingError) as error:
+        raise InputError(
+            f"{out / STATE_FILE} cannot be read as the state of a training; start again with a new --out"
+        ) from error
     if different:
         raise InputError(
             f"{out} is a training with other settings ({'; '.join(different)}); give the same, or a new --out"
