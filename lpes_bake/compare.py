@@ -182,6 +182,8 @@ def compare(
         with open_journal(out / JOURNAL_FILE, plan.header, processes) as journal:
             timings = measure(plan, journal, processes, events)
             results = answer(plan, journal, processes, events)
+    for line in without_numbers(plan, results):
+        events.warning(line)
     return conclude(plan, timings, results, command) if processes.rank == 0 else None
 
 
@@ -372,6 +374,16 @@ def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
         del decoder
         gc.collect()
     return results
+
+
+def without_numbers(plan: Plan, results: dict[Unit, dict[str, Any]]) -> list[str]:
+    """What to say of methods under which the model gave NaN: their means are missing."""
+    said = []
+    for name in plan.methods:
+        given = [one for unit in plan.units() if unit[0] == name for one in results[unit]["logprob"]]
+        if lost := given.count(None):
+            said.append(f"{name}: the model gave NaN for {lost} of {len(given)} questions, so it has no mean")
+    return said
 
 
 def make_interview(plan: Plan) -> Interview:

@@ -537,5 +537,7 @@ def test_a_model_of_nan_gives_no_numbers_and_says_so(tmp_path: Path) -> None:
     words = (*COMMON, "--methods", "pi=2,ms-poe", "--task", KV, "--timing-tokens", 0, "--out", tmp_path / "out")
     done = invoke("compare", model, *words, "--json")
     assert done.exit_code == 0, done.output
+    for name in ("base", "pi=2", "ms-poe"):
+        assert f"{name}: the model gave NaN for 9 of 9 questions" in " ".join(done.stderr.split())
     for one in json.loads(done.stdout, parse_constant=pytest.fail)["tasks"][0]["methods"]:
         assert one["logprob"]["mean"] == [None, None, None] == one["accuracy"]["mean"]
