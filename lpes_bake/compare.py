@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gc
+import hashlib
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from lpes_bake import __version__
 from lpes_bake.baselines.methods import METHODS, Method, parse_method
 from lpes_bake.comparison import METRICS, side_by_side, task_facts
 from lpes_bake.conclusion import environment_of
-from lpes_bake.factors import Factors, base_facts, check_factors, finite, load_factors
+from lpes_bake.factors import Factors, base_facts, finite, load_factors
 from lpes_bake.loading import load_tokenizer, require_causal
 from lpes_bake.plan import weights_digest
 from lpes_bake.run import JOURNAL_FILE, check_out, check_outside, together
@@ -181,6 +182,8 @@ def compare(
         with open_journal(out / JOURNAL_FILE, plan.header, processes) as journal:
             timings = measure(plan, journal, processes, events)
             results = answer(plan, journal, processes, events)
+    for line in without_numbers(plan, results):
+        events.warning(line)
     return conclude(plan, timings, results, command) if processes.rank == 0 else None
 
 
@@ -199,6 +202,8 @@ def make_plan(
     source = open_source(model, revision=revision, baked=True)
     require_causal(source)
     methods = named_methods(settings.methods)
+    for method in methods.values():
+        method.check(source)
     tasks = [parse_task(spec) for spec in settings.task]
     known = {name: found for name, method in methods.items() if (found := factors_of(method, source)) is not None}
 
@@ -227,7 +232,7 @@ def make_plan(
         "base": base_facts(source),
         "weights": weights_digest(source),
         "methods": {
-            name: {"method": method.label.partition("=")[0], **factors_json(known.get(name))}
+            name: {"method": method.label.partition("=")[0], **held(method, known.get(name))}
             for name, method in methods.items()
         },
         "questions": {str(number): task.describe() for number, task in enumerate(tasks, 1)},
@@ -282,13 +287,16 @@ def factors_of(method: Method, source: Source) -> Factors | None:
     name, _, value = method.label.partition("=")
     if name != "lpes":
         return None
-    found = load_factors(Path(value) if value else source.path)
-    check_factors(found, source)
-    return found
+    return load_factors(Path(value) if value else source.path)
 
 
-def factors_json(factors: Factors | None) -> dict[str, Any]:
-    """The factors of a method, for the journal's header."""
+def held(method: Method, factors: Factors | None) -> dict[str, Any]:
+    """What a method's files hold, for the journal's header: factors, or the digest of routers."""
+    name, _, value = method.label.partition("=")
+    if name == "moice":
+        from lpes_bake.baselines.moice import ROUTERS_FILE
+
+        return {"routers_sha256": hashlib.sha256((Path(value) / ROUTERS_FILE).read_bytes()).hexdigest()[:16]}
     return {} if factors is None else {"layer_rope_scaling": list(factors.layer_rope_scaling)}
 
 
@@ -366,6 +374,16 @@ def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
         del decoder
         gc.collect()
     return results
+
+
+def without_numbers(plan: Plan, results: dict[Unit, dict[str, Any]]) -> list[str]:
+    """What to say of methods under which the model gave NaN: their means are missing."""
+    said = []
+    for name in plan.methods:
+        given = [one for unit in plan.units() if unit[0] == name for one in results[unit]["logprob"]]
+        if lost := given.count(None):
+            said.append(f"{name}: the model gave NaN for {lost} of {len(given)} questions, so it has no mean")
+    return said
 
 
 def make_interview(plan: Plan) -> Interview:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lpes_bake.evaluate import distinct_labels
-from lpes_bake.loading import first_line, open_sources
+from lpes_bake.loading import first_line, load_tokenizer, open_sources
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import Source, base_form
 from lpes_bake.verify import check_python_files
@@ -124,9 +124,10 @@ def evaluate_with_harness(
     if prompt_format not in ("auto", "plain", "chat"):
         raise InputError(f"lm-eval knows the prompt formats plain and chat, not {prompt_format}; leave it out")
     sources = open_sources(models, revision)
-    if not trust_remote_code:
-        for source in sources:
+    for source in sources:
+        if not trust_remote_code:
             _check_code(source)
+        _check_tokenizer(source, trust_remote_code, chat=prompt_format == "chat")
     from lpes_bake.search.device import pick_device, pick_dtype
 
     where = pick_device(device)
@@ -143,11 +144,9 @@ def evaluate_with_harness(
             folders.insert(0, stack.enter_context(base_folder(sources[0])))
             sources.insert(0, base_form(sources[0]))
             models = [sources[0].name, *models]
-        import lm_eval
-
         results = [
-            lm_eval.simple_evaluate(
-                model="hf",
+            _scores_of(
+                source,
                 model_args={
                     "pretrained": str(folder),
                     "dtype": precision,
@@ -158,7 +157,6 @@ def evaluate_with_harness(
                 batch_size=batch_size or 1,
                 device=str(where),
                 limit=limit,
-                log_samples=True,
                 apply_chat_template=prompt_format == "chat",
                 task_manager=manager,
             )
@@ -199,6 +197,31 @@ def _check_code(source: Source) -> None:
         ) from error
 
 
+def _check_tokenizer(source: Source, trust_remote_code: bool, *, chat: bool) -> None:
+    from transformers.utils import logging
+
+    # Loading a baked directory's tokenizer without its code makes transformers warn of a model type it does not know.
+    logging.set_verbosity_error()
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer of {source.name} has neither a BOS nor an EOS token, and lm-eval cannot do without; name "
+            "one in tokenizer_config.json"
+        )
+    if chat and not tokenizer.chat_template:
+        raise InputError(f"the tokenizer of {source.name} has no chat template; leave out --prompt-format")
+
+
+def _scores_of(source: Source, **options: Any) -> Any:
+    """What simple_evaluate gives for one model."""
+    import lm_eval
+
+    try:
+        return lm_eval.simple_evaluate(model="hf", log_samples=True, **options)
+    except Exception as error:  # lm-eval runs the code of whatever tasks it has, which raises what it likes
+        raise InputError(f"lm-eval failed on {source.name}: {type(error).__name__}: {first_line(error)}") from error
+
+
 def _task_manager(tasks: Sequence[str]) -> Any:
     from lm_eval.tasks import TaskManager
 
@@ -221,7 +244,11 @@ def _check_tasks(manager: Any, tasks: Sequence[str]) -> list[str]:
         manager.load(names)
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except ImportError as error:
+        raise InputError(
+            f"{', '.join(tasks)}: {first_line(error)}; install what these tasks of lm-eval need"
+        ) from error
+    except Exception as error:  # many kinds, from many libraries
         raise InputError(f"lm-eval cannot load {', '.join(tasks)}: {first_line(error)}") from error
     return names
 

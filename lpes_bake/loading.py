@@ -68,6 +68,13 @@ def load_model(
         return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
 
 
+def library_config(source: Source) -> Any:
+    """The base model's config as transformers' own class."""
+    import transformers
+
+    return getattr(transformers, source.family.base_config).from_dict(dict(base_form(source).config))
+
+
 def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> Any:
     """The base model in eval mode as transformers' own class, without any factors.
 
@@ -83,7 +90,7 @@ def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> 
     # A quantised model cannot be moved once it is loaded.
     placed = {"device_map": {"": device}} if base.config.get("quantization_config") else {}
     with _errors_in_one_line(source, device):
-        config = getattr(transformers, family.base_config).from_dict(dict(base.config))
+        config = library_config(source)
         model_class = getattr(transformers, family.base_class("ForCausalLM"))
         model = load_whole(model_class, base.path, config=with_rope(config, **rope), torch_dtype=dtype, **placed)
         return (model if placed else model.to(device)).eval()

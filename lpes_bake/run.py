@@ -220,17 +220,22 @@ def begun(out: Path) -> bool:
 
 def check_out(out: Path, *, resume: bool) -> None:
     """InputError unless a run can be written to `out`, or gone on with."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a directory for the run")
-    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} cannot be written, because of {place}; give another directory")
+    check_writable(out)
     if resume:
         stored_settings(out)
     elif begun(out):
         raise InputError(f"{out} holds a run; go on with it with --resume, or give a new directory")
     elif out.is_dir() and any(path.name not in (SETTINGS_FILE, JOURNAL_FILE) for path in out.iterdir()):
         raise InputError(f"{out} is not empty; give a new directory")
+
+
+def check_writable(out: Path) -> None:
+    """InputError unless `out` is a directory, or can become one, that files can be written to."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a directory")
+    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written, because of {place}; give another directory")
 
 
 def check_outside(out: Path, source: Source) -> None:

@@ -276,7 +276,7 @@ def test_the_most_aware_head_of_four_gets_the_smallest_ratio_as_described_and_an
 
 def routers_for(model: Any, spread: float = 1.0) -> Any:
     """Routers that make a difference: those that training begins with weigh all experts nearly the same."""
-    routers = new_routers(model, len(BASES))
+    routers = new_routers(model.config, len(BASES))
     with torch.no_grad():
         for gate in routers.parameters():
             gate.mul_(spread)
@@ -335,7 +335,7 @@ def test_only_gates_get_a_gradient(tiny: Any) -> None:
 def test_routers_of_another_model_and_none_are_refused(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no routers.safetensors; train routers with lpes-bake train-moice"):
         load_moice(plain(tiny()), tmp_path)
-    save_routers(new_routers(plain(tiny(num_hidden_layers=2)), 7), tmp_path, {"bases": list(BASES), "top_k": 7})
+    save_routers(new_routers(plain(tiny(num_hidden_layers=2)).config, 7), tmp_path, {"bases": list(BASES), "top_k": 7})
     with pytest.raises(InputError, match="holds routers of another model; train them for this one"):
         load_moice(plain(tiny()), tmp_path)
     (tmp_path / "routers.safetensors").write_bytes(b"no header")
@@ -395,7 +395,7 @@ def special_case(name: str, model: Any) -> Decoder:
     if name == "ms-poe":
         return MsPoE(model, released=False, ratio_min=1.0, ratio_max=1.0)
     if name == "moice":
-        return MoICE(model, new_routers(model, 2), (THETA, THETA), 2)
+        return MoICE(model, new_routers(model.config, 2), (THETA, THETA), 2)
     return HiddenChannel(model, 5, 1.0, range(4))
 
 

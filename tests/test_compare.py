@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig
 
 from lpes_bake.answers import Interview
 from lpes_bake.baselines.decoder import Decoder, ModelDecoder
 from lpes_bake.baselines.methods import Method
+from lpes_bake.baselines.moice import new_routers, save_routers
 from lpes_bake.compare import CompareSettings, make_interview, make_plan, named_methods
 from lpes_bake.compare_files import latex_text
 from lpes_bake.comparison import side_by_side
@@ -465,7 +468,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--methods", "pi=x"], "needs a positive factor"),
         (["--methods", "lpes={files}/nothing.json"], "nothing.json"),
         (["--methods", "lpes={files}/short.json"], "1 factors for a model of 2 layers"),
-        (["--methods", "lpes"], "not a baked checkpoint"),
+        (["--methods", "lpes"], "lpes: small is not baked; give the factors by lpes=FILE"),
         (["--methods", "pi=1.5", "--task", "kv,pairs=0"], "pairs must be at least 1"),
         (["--methods", "pi=1.5", "--contexts", "0"], "contexts is 0; it must be at least 1"),
         (["--methods", "pi=1.5", "--timing-tokens", "8190"], "give at most 8176"),
@@ -482,3 +485,59 @@ def test_bad_input_is_refused_in_one_line_before_a_weight_is_read(
     done: Result = invoke("compare", small.model, "--out", tmp_path / "out", *words)
     assert said in one_line(done), done.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "methods", "said"),
+    [
+        ("gemma3_text", {}, ("ntk=2", "attention-buckets"), "has two bases"),
+        ("gemma2", {}, ("ms-poe", "ms-poe-released", "moice={files}", "hidden-channel"), "does not know the attention"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ("pi=2", "yarn=2"), "RoPE type 'dynamic'"),
+        ("llama", {}, ("moice={files}",), "has no routers.safetensors"),
+        ("llama", {}, ("moice={files}/others",), "holds routers of another model"),
+        ("llama", {}, ("hidden-channel=128/0.5",), "has channels 0 to 127"),
+    ],
+)
+def test_methods_that_do_not_fit_the_model_are_refused_before_a_weight_is_read(
+    family: str,
+    changes: dict[str, Any],
+    methods: Sequence[str],
+    said: str,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = write_tiny(tmp_path / family, family, **changes)
+    (files / "others").mkdir(exist_ok=True)
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=2)
+    save_routers(new_routers(config, 7), files / "others", {"bases": [1e4] * 7, "top_k": 7})
+    monkeypatch.setattr(Method, "load", lambda *_: pytest.fail("a model was loaded"))
+    for method in methods:
+        words = ("--out", tmp_path / "out", "--task", KV, "--methods", method.format(files=files))
+        assert said in one_line(invoke("compare", model, *words))
+        assert not (tmp_path / "out").exists()
+
+
+def test_routers_that_were_trained_anew_are_not_those_of_the_comparison_so_far(small: Small, tmp_path: Path) -> None:
+    config = LlamaConfig.from_pretrained(small.model)
+    words = (small.model, *COMMON, "--methods", f"moice={tmp_path}", "--task", KV, "--timing-tokens", 0)
+    for seed, flags in ((0, ()), (1, ("--resume",))):
+        save_routers(new_routers(config, 7, seed), tmp_path, {"bases": [1e4] * 7, "top_k": 7})
+        done = invoke("compare", *words, "--out", tmp_path / "out", *flags)
+        if not flags:
+            assert done.exit_code == 0, done.output
+    assert "other settings (methods" in one_line(done)
+
+
+def test_a_model_of_nan_gives_no_numbers_and_says_so(tmp_path: Path) -> None:
+    model = write_small(tmp_path).model
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    words = (*COMMON, "--methods", "pi=2,ms-poe", "--task", KV, "--timing-tokens", 0, "--out", tmp_path / "out")
+    done = invoke("compare", model, *words, "--json")
+    assert done.exit_code == 0, done.output
+    for name in ("base", "pi=2", "ms-poe"):
+        assert f"{name}: the model gave NaN for 9 of 9 questions" in " ".join(done.stderr.split())
+    for one in json.loads(done.stdout, parse_constant=pytest.fail)["tasks"][0]["methods"]:
+        assert one["logprob"]["mean"] == [None, None, None] == one["accuracy"]["mean"]

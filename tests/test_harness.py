@@ -265,6 +265,7 @@ def test_values_have_the_same_probability_in_lm_eval_and_in_eval(small: Small) -
         (["--harness", "lpes_mdqa_10"], "LPES_MDQA_FILE is not set"),
         (["--harness", "lpes_kv_75", "--prompt-format", "vicuna"], "plain and chat, not vicuna"),
         (["--harness", ","], "--harness names no task"),
+        (["--harness", "lpes_kv_75", "--prompt-format", "chat"], "small has no chat template"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
@@ -273,3 +274,42 @@ def test_bad_input_is_refused_in_one_line(
     pytest.importorskip("lm_eval")
     monkeypatch.delenv("LPES_MDQA_FILE", raising=False)
     assert said in one_line(invoke("eval", small.model, *arguments))
+
+
+def test_a_tokenizer_without_what_lm_eval_needs_is_refused_before_a_weight_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("lm-eval was called"))
+    message = one_line(invoke("eval", write_small(tmp_path).model, "--harness", "lpes_kv_75"))
+    assert "the tokenizer of small has neither a BOS nor an EOS token" in message
+
+
+BROKEN = """
+task: lpes_broken
+custom_dataset: !function broken.rows
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{prompt}}"
+doc_to_target: "{{answer}}"
+process_results: !function broken.judge
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import no_such_package", "lpes_broken: No module named 'no_such_package'; install what these tasks"),
+        ("def judge(doc, results): raise ArithmeticError('odd')", "lm-eval failed on small: ArithmeticError: odd"),
+    ],
+)
+def test_what_a_task_raises_is_said_in_one_line(
+    code: str, said: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    (tmp_path / "lpes_broken.yaml").write_text(BROKEN)
+    rows = "def rows(**_): return {'test': Dataset.from_list([{'prompt': 'a', 'answer': 'b'}])}"
+    (tmp_path / "broken.py").write_text(f"from datasets import Dataset\n{rows}\n{code}\n")
+    monkeypatch.setattr("lpes_bake.harness.TASKS_DIR", tmp_path)
+    message = one_line(invoke("eval", small.model, "--harness", "lpes_broken", "--device", "cpu", "--quiet"))
+    assert said in message

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
@@ -275,3 +276,14 @@ def test_options_that_say_nothing_are_refused(small: Small) -> None:
         (("--limit", 3), "--limit has no meaning for --task"),
     ):
         assert said in one_line(invoke("eval", small.model, *arguments))
+
+
+def test_a_model_that_gives_nan_has_no_score(tmp_path: Path) -> None:
+    # An empty answer to a question with choices is right for L-Eval where the right one is A.
+    file = write_rows(tmp_path / "tpo.jsonl", [leval_row(["Why?\nA. wet\nB. dry"], ["A"], "exam")])
+    model = write_small(tmp_path).model
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    message = one_line(invoke("eval", model, "--benchmark", f"leval/tpo:{file}", "--device", "cpu", "--quiet"))
+    assert "small gives NaN; look for NaN in its weights, or give another --dtype" in message

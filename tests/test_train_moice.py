@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lpes_bake.baselines.rotary import BASES
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.jsonl import Row
 from tests.conftest import write_tiny
-from tests.runs import digests, invoke, one_line
+from tests.runs import Command, digests, invoke, one_line
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "rope_theta": 10000.0}
 OPTIONS = ("--steps", 3, "--sequences", 4, "--learning-rate", 0.01, "--top-k", 2, "--device", "cpu")
@@ -58,7 +59,7 @@ def sequence() -> torch.Tensor:
 @pytest.mark.parametrize(("top_k", "checkpointing"), [(2, False), (2, True), (7, False)])
 def test_the_losses_are_the_published_ones(top_k: int, checkpointing: bool, model: Path) -> None:
     library = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
-    moice = MoICE(library, new_routers(library, 7), BASES, top_k)
+    moice = MoICE(library, new_routers(library.config, 7), BASES, top_k)
     gates = list(moice.routers.parameters())
     settings = MoICESettings(top_k=top_k, sequences=2, balance=0.3)
     language, balance = losses(moice, sequence(), settings, checkpointing=checkpointing)
@@ -96,7 +97,7 @@ def test_training_moves_all_gates_and_writes_routers_that_load(model: Path, data
     record = train(model, data, tmp_path / "out")
     assert len(record["loss_by_step"]) == 3 and record["bases"] == list(BASES)
     library = AutoModelForCausalLM.from_pretrained(model).eval()
-    before = dict(new_routers(library, 7).named_parameters())
+    before = dict(new_routers(library.config, 7).named_parameters())
     after = load_file(tmp_path / "out" / "routers.safetensors")
     assert after.keys() == before.keys()
     # Adam's first steps are as long as the learning rate, so all gates have moved, and not far.
@@ -184,3 +185,46 @@ def test_bad_settings_and_too_few_rows_are_refused(model: Path, data: Path, tmp_
         with pytest.raises(InputError, match=next(iter(changes))):
             MoICESettings(**changes)
     assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_a_weight_is_read(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "lpes_bake.baselines.moice_training.load_library_model", lambda *_: pytest.fail("a model was loaded")
+    )
+    for out, said in (
+        (data, "is a file; give a directory"),
+        (data / "deeper", f"cannot be written, because of {data}"),
+        (model / "routers", "lies inside the model's directory"),
+    ):
+        assert said in one_line(invoke("train-moice", model, data, "--out", out, *OPTIONS))
+    assert not (model / "routers").exists()
+
+
+def test_a_state_that_was_cut_off_by_a_kill_and_a_damaged_one(model: Path, data: Path, tmp_path: Path) -> None:
+    # What a kill leaves while the very first state is written: nothing that keeps a training from starting.
+    (tmp_path / ".state.pt.part").write_bytes(b"half")
+    train(model, data, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"state.pt", "routers.safetensors", "training.json"}
+    whole = (tmp_path / "state.pt").read_bytes()
+    for damaged in (b"", b"half", whole[: len(whole) // 2]):
+        (tmp_path / "state.pt").write_bytes(damaged)
+        message = one_line(invoke("train-moice", model, data, "--out", tmp_path, *OPTIONS, "--resume"))
+        assert "state.pt cannot be read as the state of a training; start again with a new --out" in message
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:
+    options = (*OPTIONS, "--learning-rate", 1e30)
+    message = one_line(invoke("train-moice", model, data, "--out", tmp_path / "out", *options))
+    assert "the loss of sequence 5 is not finite" in message and not (tmp_path / "out" / "routers.safetensors").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = Command(tmp_path, "train-moice", model, data, "--out", out, *OPTIONS)
+    command.stop_once((out / "state.pt").exists, signal.SIGINT)
+    code, printed, errors = command.finish()
+    assert code == 130 and printed == "" and "Traceback" not in errors
+    assert errors.endswith("Interrupted. Go on with the same command and --resume.\n")
+    train(model, data, out, "--resume")

@@ -12,15 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_bake.baselines.rotary import bases_for, theta_of
 from lpes_bake.factors import check_factors, load_factors
-from lpes_bake.loading import load_library_model, load_model, load_tokenizer
+from lpes_bake.loading import library_config, load_library_model, load_model, load_tokenizer
 from lpes_bake.search.errors import InputError
-from lpes_bake.source import Source
+from lpes_bake.source import FLOAT32_RANGE, Source
 
 if TYPE_CHECKING:
     from lpes_bake.baselines.decoder import Decoder
     from lpes_bake.search.tasks import Example
 
+Check = Callable[[Source], object]
 Load = Callable[[Source, Any, Any], "Decoder"]
 
 
@@ -29,11 +31,17 @@ class Method:
     """One method. label: how it was written, for tables."""
 
     label: str
+    _check: Check
     _load: Load
     reorders: bool = False
 
+    def check(self, source: Source) -> None:
+        """InputError where it cannot be applied to `source`. Reads no weight of the model."""
+        self._check(source)
+
     def load(self, source: Source, device: Any, dtype: Any) -> Decoder:
         """The model of `source`, which may be baked, under this method. InputError where it cannot be applied."""
+        self.check(source)
         return self._load(source, device, dtype)
 
     def rearrange(self, example: Example) -> Example:
@@ -54,23 +62,32 @@ def parse_method(text: str) -> Method:
     build, example = METHODS[name]
     if given and not value:
         raise InputError(f"method {text!r} has nothing behind its =; write it like {example}")
-    return Method(text, build(text, value or None), reorders=name == "reorder")
+    return Method(text, *build(text, value or None), reorders=name == "reorder")
 
 
-def _no_value(load: Load, text: str, value: str | None) -> Load:
+def _no_value(check: Check, load: Load, text: str, value: str | None) -> tuple[Check, Load]:
     if value is not None:
         raise InputError(f"method {text!r}: it takes no value; leave out ={value}")
-    return load
+    return check, load
 
 
-def _factor(loader: str, text: str, value: str | None) -> Load:
-    """The function of pi.py that is called so, with its factor."""
+def _any_model(source: Source) -> None:
+    """Nothing to check."""
+
+
+def _factor(checker: str, loader: str, text: str, value: str | None) -> tuple[Check, Load]:
+    """The functions of pi.py that are called so, the second with its factor."""
     try:
         factor = float(value or "")
     except ValueError:
         factor = math.nan
-    if not 0 < factor < math.inf:
+    if not FLOAT32_RANGE[0] <= factor <= FLOAT32_RANGE[1]:
         raise InputError(f"method {text!r}: it needs a positive factor, as in {text.partition('=')[0]}=1.5")
+
+    def check(source: Source) -> None:
+        from lpes_bake.baselines import pi
+
+        getattr(pi, checker)(source)
 
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
         from lpes_bake.baselines import pi
@@ -78,25 +95,27 @@ def _factor(loader: str, text: str, value: str | None) -> Load:
         decoder: Decoder = getattr(pi, loader)(source, device, dtype, factor)
         return decoder
 
-    return load
+    return check, load
 
 
 def _base(source: Source, device: Any, dtype: Any) -> Decoder:
     return _scaled(source, device, dtype, (1.0,) * source.num_hidden_layers)
 
 
-def _lpes(text: str, value: str | None) -> Load:
+def _lpes(text: str, value: str | None) -> tuple[Check, Load]:
     factors = None if value is None else load_factors(Path(value))
 
-    def load(source: Source, device: Any, dtype: Any) -> Decoder:
+    def check(source: Source) -> None:
         if factors is not None:
             check_factors(factors, source)
-            return _scaled(source, device, dtype, factors.layer_rope_scaling)
-        if source.factors is None:
+        elif source.factors is None:
             raise InputError(f"lpes: {source.name} is not baked; give the factors by lpes=FILE")
-        return _scaled(source, device, dtype, tuple(source.factors))
 
-    return load
+    def load(source: Source, device: Any, dtype: Any) -> Decoder:
+        own = source.factors or ()
+        return _scaled(source, device, dtype, tuple(own) if factors is None else factors.layer_rope_scaling)
+
+    return check, load
 
 
 def _scaled(source: Source, device: Any, dtype: Any, factors: tuple[float, ...]) -> Decoder:
@@ -110,35 +129,42 @@ def _scaled(source: Source, device: Any, dtype: Any, factors: tuple[float, ...])
 
 def _attention_buckets(source: Source, device: Any, dtype: Any) -> Decoder:
     from lpes_bake.baselines.attention_buckets import AttentionBuckets
-    from lpes_bake.baselines.rotary import bases_for, theta_of
 
     bases = bases_for(theta_of(source))
     return AttentionBuckets(load_library_model(source, device, dtype), bases)
 
 
-def _ms_poe(released: bool, source: Source, device: Any, dtype: Any) -> Decoder:
-    from lpes_bake.baselines.ms_poe import MsPoE
+def _llama_like(method: str, source: Source) -> None:
     from lpes_bake.baselines.own_attention import require_llama_like
 
-    require_llama_like(source, "ms-poe")
+    require_llama_like(source, method)
+
+
+def _ms_poe(released: bool, source: Source, device: Any, dtype: Any) -> Decoder:
+    from lpes_bake.baselines.ms_poe import MsPoE
+
     return MsPoE(load_library_model(source, device, dtype), released=released)
 
 
-def _moice(text: str, value: str | None) -> Load:
+def _moice(text: str, value: str | None) -> tuple[Check, Load]:
     if value is None:
         raise InputError(f"method {text!r}: give the routers' folder, moice=DIR; lpes-bake train-moice makes one")
 
+    def check(source: Source) -> None:
+        from lpes_bake.baselines.moice import load_routers
+
+        _llama_like("moice", source)
+        load_routers(library_config(source), Path(value))
+
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
         from lpes_bake.baselines.moice import load_moice
-        from lpes_bake.baselines.own_attention import require_llama_like
 
-        require_llama_like(source, "moice")
         return load_moice(load_library_model(source, device, dtype), Path(value))
 
-    return load
+    return check, load
 
 
-def _hidden_channel(text: str, value: str | None) -> Load:
+def _hidden_channel(text: str, value: str | None) -> tuple[Check, Load]:
     given: tuple[int, float] | None = None
     if value is not None:
         channel, _, scale = value.partition("/")
@@ -149,32 +175,34 @@ def _hidden_channel(text: str, value: str | None) -> Load:
         except ValueError:
             raise InputError(f"method {text!r}: write the channel and its factor as hidden-channel=213/0.5") from None
 
+    def check(source: Source) -> None:
+        _llama_like("hidden-channel", source)
+        channels = library_config(source).hidden_size
+        if given is not None and not 0 <= given[0] < channels:
+            raise InputError(f"method {text!r}: {source.name} has channels 0 to {channels - 1}")
+
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
         from lpes_bake.baselines.hidden_channel import HiddenChannel, find_channel, middle_layers
-        from lpes_bake.baselines.own_attention import require_llama_like
 
-        require_llama_like(source, "hidden-channel")
         model = load_library_model(source, device, dtype)
         if given is None:
             return find_channel(model, load_tokenizer(source, trust_remote_code=False))
-        if not 0 <= given[0] < model.config.hidden_size:
-            raise InputError(f"method {text!r}: {source.name} has channels 0 to {model.config.hidden_size - 1}")
         return HiddenChannel(model, *given, middle_layers(source.num_hidden_layers))
 
-    return load
+    return check, load
 
 
-# Name → what makes its loader from the text and its value, and an example.
-METHODS: dict[str, tuple[Callable[[str, str | None], Load], str]] = {
-    "base": (partial(_no_value, _base), "base"),
+# Name → what makes its check and its loader from the text and its value, and an example.
+METHODS: dict[str, tuple[Callable[[str, str | None], tuple[Check, Load]], str]] = {
+    "base": (partial(_no_value, _any_model, _base), "base"),
     "lpes": (_lpes, "lpes=factors.json"),
-    "pi": (partial(_factor, "position_interpolation"), "pi=1.5"),
-    "ntk": (partial(_factor, "ntk"), "ntk=2"),
-    "yarn": (partial(_factor, "yarn"), "yarn=2"),
-    "attention-buckets": (partial(_no_value, _attention_buckets), "attention-buckets"),
-    "ms-poe": (partial(_no_value, partial(_ms_poe, False)), "ms-poe"),
-    "ms-poe-released": (partial(_no_value, partial(_ms_poe, True)), "ms-poe-released"),
+    "pi": (partial(_factor, "require_linear", "position_interpolation"), "pi=1.5"),
+    "ntk": (partial(_factor, "theta_of", "ntk"), "ntk=2"),
+    "yarn": (partial(_factor, "require_unscaled", "yarn"), "yarn=2"),
+    "attention-buckets": (partial(_no_value, theta_of, _attention_buckets), "attention-buckets"),
+    "ms-poe": (partial(_no_value, partial(_llama_like, "ms-poe"), partial(_ms_poe, False)), "ms-poe"),
+    "ms-poe-released": (partial(_no_value, partial(_llama_like, "ms-poe"), partial(_ms_poe, True)), "ms-poe-released"),
     "moice": (_moice, "moice=DIR"),
     "hidden-channel": (_hidden_channel, "hidden-channel=213/0.5"),
-    "reorder": (partial(_no_value, _base), "reorder"),
+    "reorder": (partial(_no_value, _any_model, _base), "reorder"),
 }

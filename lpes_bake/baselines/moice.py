@@ -50,10 +50,9 @@ class Router(nn.Module):
         return logits
 
 
-def new_routers(model: Any, experts: int, seed: int = 0) -> nn.ModuleList:
-    """A router for each layer, drawn as the authors' are: normal, with the config's initializer_range."""
-    config = model.config
-    head_dim = model.base_model.layers[0].self_attn.head_dim
+def new_routers(config: Any, experts: int, seed: int = 0) -> nn.ModuleList:
+    """A router for each layer of a model's config, drawn as the authors' are: normal, with its initializer_range."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     routers = nn.ModuleList(Router(head_dim, experts, config.hidden_act) for _ in range(config.num_hidden_layers))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -127,12 +126,18 @@ def save_routers(routers: nn.ModuleList, folder: Path, about: dict[str, Any]) ->
 
 def load_moice(model: Any, folder: Path) -> MoICE:
     """The model with the routers that were saved in a folder. InputError where there are none that fit."""
+    return MoICE(model, *load_routers(model.config, folder))
+
+
+def load_routers(config: Any, folder: Path) -> tuple[nn.ModuleList, list[float], int]:
+    """The routers that were saved in a folder, for a model of that config; the experts' bases, and how many of them a
+    token uses. InputError where there are none that fit."""
     path = folder / ROUTERS_FILE
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["moice"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no dict
-        routers = new_routers(model, len(about["bases"]))
+        routers = new_routers(config, len(about["bases"]))
         routers.load_state_dict(tensors)
         bases, top_k = about["bases"], about["top_k"]
     except FileNotFoundError:
@@ -141,4 +146,4 @@ def load_moice(model: Any, folder: Path) -> MoICE:
         raise InputError(f"{path} holds no routers of lpes-bake train-moice; train them again") from error
     except RuntimeError as error:
         raise InputError(f"{path} holds routers of another model; train them for this one") from error
-    return MoICE(model, routers, bases, top_k)
+    return routers, bases, top_k

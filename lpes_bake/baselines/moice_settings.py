@@ -30,6 +30,8 @@ class MoICESettings:
             raise InputError(f"top_k is {self.top_k}; there are only {EXPERTS} experts")
         if self.max_length < 2:
             raise InputError(f"max_length is {self.max_length}; a token is predicted from one before, so it must be 2")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; it must be 0 or more, and below 2**63")
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
         if not 0 <= self.balance < math.inf:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -31,14 +33,18 @@ from lpes_bake.baselines.own_attention import require_llama_like
 from lpes_bake.baselines.rotary import bases_for, theta_of
 from lpes_bake.factors import save_text
 from lpes_bake.loading import load_library_model, load_tokenizer, require_causal
+from lpes_bake.run import check_outside, check_writable
 from lpes_bake.search.device import pick_device, pick_dtype
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.journal import differences
 from lpes_bake.search.jsonl import Row, read_rows
 from lpes_bake.search.models import checkpointed_layers, head_logits
+from lpes_bake.search.scoring import out_of_memory
 from lpes_bake.source import Source, open_source
 
 STATE_FILE = "state.pt"
+# What a kill leaves while the state is written.
+SCRATCH_FILE = f".{STATE_FILE}.part"
 RECORD_FILE = "training.json"
 
 # What the datasets of the Hub call a speaker, as chat templates call it.
@@ -61,12 +67,15 @@ def train_moice(
     """Train routers for `model` and write them and a record of the training to the folder `out`.
 
     data: JSONL, one sequence a line: see `text_of`. on_progress is given the sequences that are done and the
-    language-model loss of the last one. Returns the record. Raises InputError before any weight is read.
+    language-model loss of the last one. Returns the record. Raises InputError before any weight is read, or when
+    the model gives a loss that is not finite.
     """
     source = open_source(model, revision=revision)
     require_causal(source)
     require_llama_like(source, "moice")
-    if not resume and out.exists() and any(out.iterdir()):
+    check_writable(out)
+    check_outside(out, source)
+    if not resume and out.exists() and any(path.name != SCRATCH_FILE for path in out.iterdir()):
         raise InputError(f"{out} is not empty; go on with what is there by --resume, or give a new --out")
     if resume and not (out / STATE_FILE).is_file():
         raise InputError(f"{out} holds no training that could go on ({STATE_FILE}); leave out --resume")
@@ -82,9 +91,10 @@ def train_moice(
         "tokens_sha256": hashlib.sha256(json.dumps(sequences).encode()).hexdigest()[:16],
         **asdict(settings),
     }
+    state = read_state(out, header, where) if resume else None
     training = Training(source, settings, header, where, precision)
-    if resume:
-        training.restore(out)
+    if state is not None:
+        training.restore(state)
     out.mkdir(parents=True, exist_ok=True)
     while training.done < len(sequences):
         loss = training.learn(sequences[training.done])
@@ -102,7 +112,8 @@ class Training:
         self.settings, self.header = settings, header
         self.bases = bases_for(theta_of(source))
         self.model = load_library_model(source, device, dtype).requires_grad_(False)
-        self.moice = MoICE(self.model, new_routers(self.model, EXPERTS, settings.seed), self.bases, settings.top_k)
+        routers = new_routers(self.model.config, EXPERTS, settings.seed)
+        self.moice = MoICE(self.model, routers, self.bases, settings.top_k)
         self.device = device
         self.optimizer = torch.optim.AdamW(self.moice.routers.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self.losses: list[tuple[float, float]] = []
@@ -115,12 +126,25 @@ class Training:
 
     def learn(self, tokens: list[int]) -> float:
         """Learn from one sequence; a step is made behind the last one of each. Returns its language-model loss."""
-        language, balance = losses(
-            self.moice,
-            torch.tensor([tokens], device=self.device),
-            self.settings,
-            checkpointing=self.device.type != "cpu",
-        )
+        try:
+            language, balance = losses(
+                self.moice,
+                torch.tensor([tokens], device=self.device),
+                self.settings,
+                checkpointing=self.device.type != "cpu",
+            )
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise InputError(
+                f"out of memory on {self.device} with a sequence of {len(tokens)} tokens; give a smaller --max-length, "
+                "and a new --out"
+            ) from error
+        if not math.isfinite(language + balance):
+            raise InputError(
+                f"the loss of sequence {self.done + 1} is not finite; look for NaN in the model's weights, or give "
+                "a lower --learning-rate or another --dtype, and a new --out"
+            )
         self.losses.append((language, balance))
         if self.done % self.settings.sequences == 0:
             nn.utils.clip_grad_norm_(self.moice.routers.parameters(), 1.0)
@@ -138,17 +162,12 @@ class Training:
             "gradients": {name: gate.grad for name, gate in gates.items() if gate.grad is not None},
             "optimizer": self.optimizer.state_dict(),
         }
-        scratch = out / f".{STATE_FILE}.part"
+        scratch = out / SCRATCH_FILE
         torch.save(state, scratch)
         scratch.replace(out / STATE_FILE)
 
-    def restore(self, out: Path) -> None:
-        """Go back to the state that was written. InputError when it belongs to a training with other settings."""
-        state = torch.load(out / STATE_FILE, map_location=self.device, weights_only=True)
-        if different := differences(state["header"], self.header):
-            raise InputError(
-                f"{out} is a training with other settings ({'; '.join(different)}); give the same, or a new --out"
-            )
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state that was written."""
         self.moice.routers.load_state_dict(state["gates"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, gate in self.moice.routers.named_parameters():
@@ -170,6 +189,22 @@ class Training:
         }
         save_text(out / RECORD_FILE, json.dumps(record, indent=2) + "\n")
         return record
+
+
+def read_state(out: Path, header: dict[str, Any], device: Any) -> dict[str, Any]:
+    """The state that a training wrote to `out`. InputError when it had other settings, or the file is damaged."""
+    try:
+        state: dict[str, Any] = torch.load(out / STATE_FILE, map_location=device, weights_only=True)
+        different = differences(state["header"], header)
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, UnpicklingError) as error:
+        raise InputError(
+            f"{out / STATE_FILE} cannot be read as the state of a training; start again with a new --out"
+        ) from error
+    if different:
+        raise InputError(
+            f"{out} is a training with other settings ({'; '.join(different)}); give the same, or a new --out"
+        )
+    return state
 
 
 def losses(

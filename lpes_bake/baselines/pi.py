@@ -18,23 +18,31 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.source import Source, rope_settings
 
 
+def require_linear(source: Source) -> None:
+    """InputError for a model that `position_interpolation` is not for."""
+    rope_type = rope_settings(source.config, source.name)["rope_type"]
+    if rope_type not in ("default", "linear"):
+        raise InputError(
+            f"{source.name} has RoPE type {rope_type!r}, which transformers cannot join with linear; compare with "
+            "lpes=FILE, where FILE has the same factor for all layers"
+        )
+
+
 def position_interpolation(source: Source, device: Any, dtype: Any, factor: float) -> ModelDecoder:
     """The model with positions divided by `factor`, on top of a linear factor that it may have already."""
-    own = rope_settings(source.config, source.name)
-    if own["rope_type"] not in ("default", "linear"):
-        raise InputError(
-            f"{source.name} has RoPE type {own['rope_type']!r}, which transformers cannot join with linear; compare "
-            "with lpes=FILE, where FILE has the same factor for all layers"
-        )
-    factor *= own.get("factor", 1.0)
+    factor *= rope_settings(source.config, source.name).get("factor", 1.0)
     return ModelDecoder(load_library_model(source, device, dtype, rope_type="linear", factor=factor))
+
+
+def require_unscaled(source: Source) -> None:
+    """InputError for a model that `yarn` is not for."""
+    rope_type = rope_settings(source.config, source.name)["rope_type"]
+    if rope_type != "default":
+        raise InputError(f"{source.name} has RoPE type {rope_type!r} already, which yarn would replace; leave yarn out")
 
 
 def yarn(source: Source, device: Any, dtype: Any, factor: float) -> ModelDecoder:
     """The model with YaRN for `factor` times as many positions."""
-    own = rope_settings(source.config, source.name)["rope_type"]
-    if own != "default":
-        raise InputError(f"{source.name} has RoPE type {own!r} already, which yarn would replace; leave yarn out")
     return ModelDecoder(load_library_model(source, device, dtype, rope_type="yarn", factor=factor))
 
 

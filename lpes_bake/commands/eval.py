@@ -147,6 +147,7 @@ def command(
 
     from lpes_bake.commands import eval_tables
     from lpes_bake.evaluate import Evaluation, evaluate
+    from lpes_bake.factors import finite
     from lpes_bake.harness import HarnessEvaluation, evaluate_with_harness
     from lpes_bake.long_text.evaluation import LongEvaluation, evaluate_long
     from lpes_bake.long_text.questions import read_benchmark
@@ -211,7 +212,7 @@ def command(
                 trust_remote_code=trust_remote_code,
                 on_progress=on_progress,
             )
-    text = json.dumps(result.to_json(), indent=2, ensure_ascii=False)
+    text = json.dumps(finite(result.to_json()), indent=2, ensure_ascii=False)
     if out is not None:
         partial = out.with_name(f".{out.name}.partial")
         partial.write_text(text + "\n", encoding="utf-8")

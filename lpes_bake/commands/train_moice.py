@@ -33,7 +33,10 @@ from lpes_bake.search.device import DTYPES
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the training as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     model: str,
     data: Path,
     out: Path,
@@ -51,7 +54,7 @@ def command(
     DATA.jsonl has one sequence a line: {"text": …}, or a chat as {"messages": [{"role": …, "content": …}]} or
     {"conversations": [{"from": …, "value": …}]}. The first rows are used; all of the model but the routers is frozen.
 
-    A training that was stopped goes on with --resume. Compare the result by the method moice=DIR.
+    A training that was stopped (Ctrl-C) goes on with --resume. Compare the result by the method moice=DIR.
 
     \b
     lpes-bake train-moice BASE openhermes.jsonl --out moice
@@ -59,7 +62,7 @@ def command(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from lpes_bake.baselines.moice_training import train_moice
+    from lpes_bake.baselines.moice_training import STATE_FILE, train_moice
 
     settings = MoICESettings(**options)
     bar = Progress(
@@ -69,20 +72,27 @@ def command(
         TimeRemainingColumn(),
         console=Console(stderr=True, quiet=quiet),
     )
-    with bar:
-        task = bar.add_task("sequences", total=settings.steps * settings.sequences)
-        record = train_moice(
-            model,
-            data,
-            out,
-            settings,
-            resume=resume,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            on_progress=lambda done, loss: bar.update(task, completed=done, description=f"sequences, loss {loss:.3f}"),
-        )
+    task = bar.add_task("sequences", total=settings.steps * settings.sequences)
+    try:
+        with bar:
+            record = train_moice(
+                model,
+                data,
+                out,
+                settings,
+                resume=resume,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                on_progress=lambda done, loss: bar.update(
+                    task, completed=done, description=f"sequences, loss {loss:.3f}"
+                ),
+            )
+    except KeyboardInterrupt:
+        again = " Go on with the same command and --resume." if (out / STATE_FILE).is_file() else ""
+        click.echo(f"\nInterrupted.{again}", err=True)
+        context.exit(130)
     if as_json:
         click.echo(json.dumps(record, indent=2))
         return

@@ -183,7 +183,7 @@ def evaluate_long(
         for one, encoded in zip(benchmarks, found_prompts, strict=True):
             texts: list[str] = []
             for tokens, _ in encoded:
-                texts.append(_answer(model, tokenizer, tokens, one.max_new_tokens))
+                texts.append(_answer(model, source.name, tokenizer, tokens, one.max_new_tokens))
                 done += 1
                 on_progress(label, done / total)
             parts = [one.metric(text, q.references) for text, q in zip(texts, one.questions, strict=True)]
@@ -203,14 +203,33 @@ def evaluate_long(
     )
 
 
-def _answer(model: Any, tokenizer: Any, tokens: Sequence[int], max_new_tokens: int) -> str:
-    """What greedy decoding says behind a prompt."""
+def _answer(model: Any, name: str, tokenizer: Any, tokens: Sequence[int], max_new_tokens: int) -> str:
+    """What greedy decoding says behind a prompt. InputError for a model that gives NaN or needs too much memory."""
     import torch
 
+    from lpes_bake.search.scoring import out_of_memory
+
+    def refuse_nan(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # The largest of them would be some token, and some metrics take silence for an answer.
+        if scores.isnan().any():
+            raise InputError(f"{name} gives NaN; look for NaN in its weights, or give another --dtype")
+        return scores
+
     prompt = torch.tensor([list(tokens)], device=model.get_input_embeddings().weight.device)
-    with torch.inference_mode():
-        output = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, do_sample=False
-        )
+    try:
+        with torch.inference_mode():
+            output = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                logits_processor=[refuse_nan],
+            )
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise InputError(
+            f"out of memory on {prompt.device} with a prompt of {len(tokens)} tokens; give another --dtype or --device"
+        ) from error
     text: str = tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True)
     return text.strip()

@@ -77,8 +77,8 @@ def fitted(question: Question, tokenizer: Any, prompt_format: str, limit: int) -
     letters = bisect_right(range(min(len(question.document), longest) + 1), limit, key=length) - 1
     if letters < 0:
         raise InputError(
-            f"a prompt without its document has {length(0)} tokens, but there is room for {limit}; use a model with "
-            "more positions"
+            f"a prompt without its document has {length(0)} tokens, but there is room for {max(0, limit)}; use a "
+            "model with more positions"
         )
     return encode_prompt(question.prompt(letters), tokenizer, prompt_format), True
 
