@@ -38,6 +38,11 @@ class Factors:
     tool_version: str | None = None
     date: str | None = None
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether they change nothing."""
+        return set(self.layer_rope_scaling) == {1.0}
+
     def to_json(self) -> dict[str, Any]:
         """The content of factors.json; what is not known is left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}

@@ -140,7 +140,9 @@ def load_result(run: Path) -> dict[str, Any]:
     if not run.is_dir():
         raise InputError(f"{run} is not a directory; give the RUN of lpes-bake search")
     if not path.is_file():
-        raise InputError(f"the search in {run} has not ended: it has no {RESULT_FILE}; go on with --resume")
+        raise InputError(
+            f"{run} has no {RESULT_FILE}: the search in it has not ended (go on with --resume), or there is none"
+        )
     mend = "go on with the search with --resume, which writes it again"
     try:
         result = finite(parse_json(path.read_text(encoding="utf-8")))

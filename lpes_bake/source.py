@@ -253,6 +253,8 @@ def read_config(path: Path, where: str) -> dict[str, Any]:
         hint = ""
         if (path / "adapter_config.json").is_file():
             hint = "; it is an adapter: merge it into its base model first (peft's merge_and_unload)"
+        elif (path / "factors.json").is_file():
+            hint = "; it has a factors.json: give the model that was searched, and export the factors into a checkpoint"
         raise InputError(f"{where} has no config.json: not a transformers checkpoint{hint}")
     return read_json(path / "config.json", where)
 

@@ -225,7 +225,11 @@ def test_a_search_that_finds_nothing_says_so_and_writes_the_identity(small: Smal
     assert content["verdict"] == "identity" and "found nothing better than the base model" in content["message"]
     factors = load_factors(tmp_path / "run")
     assert factors.layer_rope_scaling == IDENTITY
-    assert invoke("export", small.model, tmp_path / "run", tmp_path / "baked").exit_code == 0
+    exported = invoke("export", small.model, tmp_path / "run", tmp_path / "baked")
+    assert exported.exit_code == 0 and "all factors are 1" in exported.output
+    again = small.search(tmp_path / "run", "--resume", "--force", task="kv,pairs=4,key_width=8", fitness="accuracy")
+    assert "There is nothing to export" in again.output and "lpes-bake export" not in again.output
+    assert "give the model that was searched" in invoke("eval", tmp_path / "run").output
     assert factors.curve is not None and decode(factors.curve["points"], LAYERS) == IDENTITY
     assert factors.scores is not None and "lpes" not in factors.scores["tasks"][0]
     assert "base" in factors.scores["tasks"][0] and "lpes" not in factors.scores["text"]

@@ -81,6 +81,8 @@ def command(
             base_model=base_model,
             notify=lambda name: status.update(f"copying {name}"),
         )
+    if found.is_identity:
+        click.echo("all factors are 1: this checkpoint computes what its base model does", err=True)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=2))
         return

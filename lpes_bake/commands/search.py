@@ -148,12 +148,13 @@ def command(
         click.echo(json.dumps(content, indent=2))
         return
     show_result(result, Console(highlight=False, markup=False))
+    click.echo(f"\n{out / 'factors.json'}, {out / 'result.json'}, {out / 'report' / 'report.html'}\n")
+    if result.factors.is_identity:
+        click.echo("There is nothing to export. More --contexts and --steps may find more; another --task, too.")
+        return
     commit = (result.factors.base or {}).get("revision")
     pinned = f" --revision {commit}" if commit and not Path(model).is_dir() else ""
-    click.echo(
-        f"\n{out / 'factors.json'}, {out / 'result.json'}, {out / 'report' / 'report.html'}\n\nNext:\n"
-        f"lpes-bake export {shlex.quote(model)} {shlex.quote(str(out / 'factors.json'))} OUT{pinned}"
-    )
+    click.echo(f"Next:\nlpes-bake export {shlex.quote(model)} {shlex.quote(str(out / 'factors.json'))} OUT{pinned}")
 
 
 def settings_of(
