@@ -227,8 +227,10 @@ def test_a_search_that_finds_nothing_says_so_and_writes_the_identity(small: Smal
     assert factors.layer_rope_scaling == IDENTITY
     exported = invoke("export", small.model, tmp_path / "run", tmp_path / "baked")
     assert exported.exit_code == 0 and "all factors are 1" in exported.output
+    assert "All factors are 1" in (tmp_path / "baked" / "README.md").read_text(encoding="utf-8")
     again = small.search(tmp_path / "run", "--resume", "--force", task="kv,pairs=4,key_width=8", fitness="accuracy")
     assert "There is nothing to export" in again.output and "lpes-bake export" not in again.output
+    assert "best found" in again.output and "LPES" not in again.output
     assert "give the model that was searched" in invoke("eval", tmp_path / "run").output
     assert factors.curve is not None and decode(factors.curve["points"], LAYERS) == IDENTITY
     assert factors.scores is not None and "lpes" not in factors.scores["tasks"][0]

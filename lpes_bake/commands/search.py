@@ -97,6 +97,8 @@ def command(
             return
         from lpes_bake.dry_run import estimate, show_estimate
 
+        if not quiet:
+            click.echo("loading the model, then timing short text and a few contexts of each task", err=True)
         found = estimate(model, settings, revision=revision, trust_remote_code=trust_remote_code)
         if as_json:
             click.echo(json.dumps(found, indent=2))
@@ -231,6 +233,8 @@ def show_result(result: SearchResult, console: Console) -> None:
     from lpes_bake.card import sparkline
 
     content = result.content
+    # What does not win is not what factors.json holds.
+    winner = "best found" if result.factors.is_identity else "LPES"
     for task, scores in zip(content["tasks"], content["report"]["tasks"], strict=True):
         left_out = sum(task["too_long"].values())
         console.print(
@@ -242,7 +246,7 @@ def show_result(result: SearchResult, console: Console) -> None:
         places = [*(f"{position}{unit}" for position in task["positions"]), "mean"]
         for metric, title in (("accuracy", "accuracy"), ("logprob", "log-prob.")):
             table = Table(box=None)
-            for heading in ("place", f"{title}: base", "LPES", "difference, 95 % interval"):
+            for heading in ("place", f"{title}: base", winner, "difference, 95 % interval"):
                 table.add_column(heading, justify="right", no_wrap=True)
             base, lpes, gain = ([*one["by_position"], one["mean"]] for one in by_metric(scores, metric))
             for row in zip(places, base, lpes, gain, strict=True):
@@ -252,7 +256,7 @@ def show_result(result: SearchResult, console: Console) -> None:
     text = content["report"]["text"]
     console.print(
         f"Short plain text ({text['paragraphs']} paragraphs), log-probability a token: base {shown(text['base'], 3)}, "
-        f"LPES {shown(text['lpes'], 3)}, difference {signed(text['difference'])}",
+        f"{winner} {shown(text['lpes'], 3)}, difference {signed(text['difference'])}",
         soft_wrap=True,
     )
     cost, gain = content["cost"], content["selection"]["gain"]
