@@ -1,11 +1,13 @@
 """Asking a decoder the questions of a context, by the one plain path that all methods of a comparison take.
 
-A prompt is read, then the answer's tokens are fed for their log-probabilities, or the likeliest ones for a text.
+A prompt is read, then the answer's tokens are fed for their log-probabilities, or the likeliest ones for a text. What
+the questions of a context have in common is read once, by methods that can read a prompt in parts.
 The factors' own scoring engine (lpes_bake.search.scoring) comes to the same numbers faster, but for factors only.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +19,7 @@ from torch import Tensor
 from lpes_bake.baselines.decoder import Decoder
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.prompts import Encoded
+from lpes_bake.search.rows import common
 from lpes_bake.search.scoring import decided, out_of_memory
 from lpes_bake.search.tasks import Task
 
@@ -37,6 +40,14 @@ class Answers:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Start:
+    """So many tokens that prompts begin with, and a decoder's state behind them."""
+
+    tokens: int
+    state: Any
+
+
 class Interview:
     """Puts questions to decoders. tokenizer, device: of all of them; ends: tokens that end a text (`end_tokens`).
 
@@ -52,9 +63,10 @@ class Interview:
         size = min(self.batch_size, len(questions))
         while True:
             try:
+                start = self._common(decoder, questions) if size == 1 and decoder.in_parts else None
                 parts = [
-                    self._batch(decoder, task, questions[start : start + size])
-                    for start in range(0, len(questions), size)
+                    self._batch(decoder, task, questions[first : first + size], start)
+                    for first in range(0, len(questions), size)
                 ]
                 return Answers(
                     [one for part in parts for one in part.logprob],
@@ -75,10 +87,13 @@ class Interview:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _batch(self, decoder: Decoder, task: Task, questions: Sequence[Encoded]) -> Answers:
-        logprobs, best = self._forced(decoder, questions)
+    def _batch(self, decoder: Decoder, task: Task, questions: Sequence[Encoded], start: _Start | None) -> Answers:
+        first, state = self._read(decoder, questions) if start is None else self._go_on(decoder, questions[0], start)
+        # A state is moved on in place, and a text begins where the prompt ended.
+        forced = copy.deepcopy(state) if task.generates else state
+        logprobs, best = self._forced(decoder, questions, first, forced)
         if task.generates:
-            outputs = self._generated(decoder, task, questions)
+            outputs = self._generated(decoder, task, questions, first, state)
             right = [task.correct(one.example, text) for one, text in zip(questions, outputs, strict=True)]
         else:
             outputs = []
@@ -90,9 +105,12 @@ class Interview:
             outputs,
         )
 
-    def _forced(self, decoder: Decoder, questions: Sequence[Encoded]) -> tuple[list[float], list[list[int]]]:
-        """The mean log-probability of each answer's tokens, and the likeliest tokens in their places."""
-        first, state = self._read(decoder, questions)
+    def _forced(
+        self, decoder: Decoder, questions: Sequence[Encoded], first: Tensor, state: Any
+    ) -> tuple[list[float], list[list[int]]]:
+        """The mean log-probability of each answer's tokens, and the likeliest tokens in their places.
+
+        first: (questions, V) log-probabilities behind the prompts, with the state there."""
         steps = [first[:, None]]
         longest = max(len(one.answer) for one in questions)
         if longest > 1:
@@ -108,10 +126,10 @@ class Interview:
             [tokens[:length] for tokens, length in zip(best, lengths, strict=True)],
         )
 
-    def _generated(self, decoder: Decoder, task: Task, questions: Sequence[Encoded]) -> list[str]:
+    def _generated(
+        self, decoder: Decoder, task: Task, questions: Sequence[Encoded], logprobs: Tensor, state: Any
+    ) -> list[str]:
         """Greedy decoding, until the task is content with the text, or the model ends it."""
-        # The prompt is read again: a state is moved on in place, and only its decoder could copy it.
-        logprobs, state = self._read(decoder, questions)
         written: list[list[int]] = [[] for _ in questions]
         texts = [""] * len(questions)
         going = set(range(len(questions)))
@@ -135,6 +153,20 @@ class Interview:
         ids = [[0] * empty + one.prompt for one, empty in zip(questions, padding, strict=True)]
         mask = [[0] * empty + [1] * len(one.prompt) for one, empty in zip(questions, padding, strict=True)]
         return decoder.prefill(self._tensor(ids), self._tensor(mask))
+
+    def _common(self, decoder: Decoder, questions: Sequence[Encoded]) -> _Start | None:
+        """What all prompts begin with, read; None where they begin with nothing in common."""
+        # The last token of a prompt is left to it, for what follows it is asked for.
+        tokens = common([one.prompt[:-1] for one in questions])
+        if not tokens:
+            return None
+        ids = self._tensor([questions[0].prompt[:tokens]])
+        return _Start(tokens, decoder.prefill(ids, torch.ones_like(ids))[1])
+
+    def _go_on(self, decoder: Decoder, question: Encoded, start: _Start) -> tuple[Tensor, Any]:
+        """The rest of one prompt behind what is read already."""
+        state = copy.deepcopy(start.state)
+        return decoder.decode(state, self._tensor([question.prompt[start.tokens :]]))[:, -1], state
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)

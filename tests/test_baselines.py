@@ -65,6 +65,11 @@ def check(decoder: Decoder, reference: Reference, atol: float = 2e-3) -> None:
     for row, length in enumerate(PROMPTS):
         expected = reference(rows[row], length)[length - 1 :]
         torch.testing.assert_close(found[row].double(), expected.double(), rtol=0, atol=atol)
+        if decoder.in_parts:
+            _, start = decoder.prefill(rows[row][None, :7], torch.ones(1, 7, dtype=torch.long))
+            for state in (copy.deepcopy(start), start):
+                again = decoder.decode(state, rows[row][None, 7:])[0, length - 8 :]
+                torch.testing.assert_close(again.double(), expected.double(), rtol=0, atol=atol)
 
 
 def plain(path: Path) -> Any:

@@ -227,19 +227,49 @@ def test_left_padding_and_a_lack_of_memory_change_no_answer(small: Small, files:
         Interview(plan.tokenizer, ends, plan.device).ask(Scarce(decoder, room=0), plan.tasks[1], questions)
 
 
+@pytest.mark.parametrize("name", ["pi=1.5", "ms-poe"])
+def test_what_questions_have_in_common_is_read_once_where_the_method_allows_it(
+    name: str, small: Small, files: Path
+) -> None:
+    settings = CompareSettings(
+        (name,), (f"mdqa:{files / 'mdqa.jsonl'},documents=3", KV), contexts=1, device="cpu", dtype="float32"
+    )
+    plan = make_plan(str(small.model), settings)
+    decoder = plan.methods[name].load(plan.source, plan.device, plan.dtype)
+    interview = Interview(plan.tokenizer, {2}, plan.device)
+    for i, task in enumerate(plan.tasks):
+        questions = plan.questions((name, i, 0))
+        counting, whole = Scarce(decoder, room=1), Scarce(decoder, room=1, in_parts=False)
+        found, expected = (interview.ask(one, task, questions) for one in (counting, whole))
+        assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+        assert (found.exact, found.outputs) == (expected.exact, expected.outputs)
+        assert whole.read == sum(len(one.prompt) for one in questions)
+        if decoder.in_parts:
+            first, *others = (one.prompt[:-1] for one in questions)
+            assert counting.read > 9 and all(one[: counting.read] == first[: counting.read] for one in others)
+        else:
+            assert name == "ms-poe" and counting.read == whole.read
+
+
 @dataclass
 class Scarce:
-    """A decoder that has room for so many prompts at once."""
+    """A decoder that has room for so many prompts at once, and counts the tokens of those that it reads."""
 
     decoder: Decoder
     room: int
+    in_parts: bool = True
     refused: int = 0
+    read: int = 0
+
+    def __post_init__(self) -> None:
+        self.in_parts = self.in_parts and self.decoder.in_parts
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
         """See `Decoder`."""
         if len(input_ids) > self.room:
             self.refused += 1
             raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
+        self.read += input_ids.numel()
         return self.decoder.prefill(input_ids, attention_mask)
 
     def decode(self, state: Any, input_ids: Tensor) -> Tensor:

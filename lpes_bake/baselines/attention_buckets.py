@@ -37,6 +37,8 @@ class BucketRotary(nn.Module):
 class AttentionBuckets:
     """A decoder of N passes, for N bases. model: one of transformers' own, which it takes over."""
 
+    in_parts = True
+
     def __init__(self, model: Any, bases: Sequence[float]) -> None:
         model.base_model.rotary_emb = BucketRotary([rotary_with_base(model, base) for base in bases])
         self.passes = len(bases)

@@ -13,7 +13,14 @@ from lpes_bake.search.models import cache_argument, device_of, head_logits
 
 
 class Decoder(Protocol):
-    """A causal language model as the comparison sees it: a prompt goes in once, then tokens follow."""
+    """A causal language model as the comparison sees it: a prompt goes in once, then tokens follow.
+
+    States can be copied with copy.deepcopy, and each goes its own way from there.
+    """
+
+    in_parts: bool
+    """Whether tokens are read alike by `prefill` and by `decode`. Where not, for the end of the prompt decides how
+    all of it is read, a prompt must go in whole."""
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
         """(B, S) left-padded token ids and their mask → log-probabilities (B, V) of the next token, and the state
@@ -33,6 +40,8 @@ class State:
 
 class ModelDecoder:
     """Any transformers model, with its own cache. Log-probabilities are float32."""
+
+    in_parts = True
 
     def __init__(self, model: Any) -> None:
         self.model = model
