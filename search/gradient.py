@@ -167,7 +167,10 @@ class GradientSearch(AskTell):
             raise ValueError(f"the gradient has {len(gradient)} entries for {self.layers} layers")
         slope = log_gradient(self._basis, self._z, gradient) - self._smoothness * roughness_gradient(self._z)
         low, high = math.log(self.curve.y_low), math.log(self.curve.y_high)
-        self._z = np.clip(self._z + self._adam.step(slope), low, high)
+        # Steps that shorten to nothing along half a cosine (Loshchilov and Hutter, arXiv 1608.03983), for minibatches
+        # are noisy: long steps first, to get there, short ones last, to stay.
+        decay = (1 + math.cos(math.pi * (self._step - 1) / self.settings.steps)) / 2
+        self._z = np.clip(self._z + decay * self._adam.step(slope), low, high)
         self._trail.append(self._z)
         self._check_due = self._step % self.settings.check_every == 0 or self._step == self.settings.steps
 

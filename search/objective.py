@@ -140,3 +140,14 @@ class Objective:
         if self.over == "mean-spread":
             weights[by_position.argmax()] -= 1
         return tuple(weights.tolist())
+
+
+def equally_long(gradients: Sequence[FloatArray]) -> list[FloatArray]:
+    """Gradients of tasks, each (layers,), shortened to the length of the shortest that is not 0.
+
+    Answers of many nats have long gradients that differ from context to context far more than they have in common:
+    on minibatches, their noise would drown what the other tasks say.
+    """
+    lengths = [float(np.linalg.norm(gradient)) for gradient in gradients]
+    shortest = min((length for length in lengths if length), default=0.0)
+    return [gradient * (shortest / (length or 1.0)) for gradient, length in zip(gradients, lengths, strict=True)]

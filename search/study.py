@@ -15,7 +15,7 @@ import numpy as np
 from lpes_bake.search.curve import Points
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.ledger import Ledger, LimitReached
-from lpes_bake.search.objective import Objective
+from lpes_bake.search.objective import Objective, equally_long
 from lpes_bake.search.optimizer import Individual, Optimizer, Outcome, Scored
 from lpes_bake.search.racing import RACES, Entrant, Race
 from lpes_bake.search.units import TEXT, Factors, Unit
@@ -25,7 +25,7 @@ FAILURES_IN_A_ROW = 10
 
 
 # Paragraphs in a gradient's minibatch.
-TEXT_BATCH = 8
+TEXT_BATCH = 16
 
 
 class StudyStopped(RuntimeError):
@@ -261,9 +261,11 @@ class Study:
             if entrant.error is not None:
                 outcomes.append(Outcome(None))
                 continue
-            gradient = np.zeros(len(self.identity))
-            for weight, result in zip(race.weights, results[: self.tasks], strict=True):
-                gradient += weight * np.array(result.gradient)
+            pulls = [
+                weight * np.array(result.gradient)
+                for weight, result in zip(race.weights, results[: self.tasks], strict=True)
+            ]
+            gradient = np.sum(equally_long(pulls), axis=0)
             for text in results[self.tasks :]:
                 gradient += np.array(text.gradient)
                 self._price = self.objective.next_price(self._price, entrant.damage)

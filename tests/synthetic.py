@@ -24,7 +24,7 @@ LAYERS = 6
 
 # Here short text suffers more than that of real models: the limit of damage stays out of the way.
 OBJECTIVE = Objective(max_damage=9.0)
-PARAGRAPHS = 20
+PARAGRAPHS = 40
 # Of each task and layer, the best factor; of each task and gold position, what no factor mends.
 TARGETS = (np.linspace(1.04, 0.82, LAYERS), np.linspace(0.9, 0.8, LAYERS))
 FLOORS = (np.array([0.2, 0.6, 0.4]), np.array([2.0, 3.0, 2.5, 2.2]))

@@ -23,7 +23,7 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.genetic import GeneticSettings
 from lpes_bake.search.gradient import GradientSettings
 from lpes_bake.search.ledger import Ledger, Limits, open_journal
-from lpes_bake.search.objective import OVER, Objective
+from lpes_bake.search.objective import OVER, FloatArray, Objective, equally_long
 from lpes_bake.search.optimizer import Individual, Optimizer, Outcome, Scored
 from lpes_bake.search.optimizers import make_optimizer
 from lpes_bake.search.processes import Processes, Single, connected
@@ -368,30 +368,41 @@ def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str) -> Non
     assert outcome.gradient is not None and not outcome.complete
     race = Race(Ledger(None, landscape), objective, layers=LAYERS, tasks=2, contexts=SETTINGS.contexts)
 
-    def score(shifted: Sequence[float]) -> float:
-        """The objective on contexts 24 and 25 of both tasks, which the first minibatch holds. Without noise the
-        worst and the best position are the same for all candidates."""
+    def parts(shifted: Sequence[float]) -> FloatArray:
+        """What both tasks and short text add to the objective on contexts 24 and 25, which the first minibatch holds.
+        Without noise the worst and the best position are the same for all candidates."""
         units = [Unit("score", "search", task, 24, 26, tuple(shifted)) for task in (0, 1)]
         text = landscape(Unit("score", "search", TEXT, 0, TEXT_BATCH, tuple(shifted)))
         damage = float(np.mean(-3.2 - np.array(text.logprob)))
         values = [np.array(landscape(unit).logprob) for unit in units]
-        total = -objective.leash * damage - objective.leash_kl * float(np.mean(text.kl))
+        found = []
         for weight, each, whole in zip(race.weights, values, race.identity.values, strict=True):
             by_position, means = each.mean(0), whole.mean(0)
             if over == "mean":
-                total += weight * by_position.mean()
+                found.append(weight * by_position.mean())
             elif over == "worst":
-                total += weight * by_position[means.argmin()]
+                found.append(weight * by_position[means.argmin()])
             else:
-                total += weight * (by_position.mean() + by_position[means.argmin()] - by_position[means.argmax()])
-        return float(total)
+                found.append(weight * (by_position.mean() + by_position[means.argmin()] - by_position[means.argmax()]))
+        return np.array([*found, -objective.leash * damage - objective.leash_kl * float(np.mean(text.kl))])
 
     step = 1e-6
-    for layer, axis in enumerate(np.eye(LAYERS)):
-        slope = (score(factors + step * axis) - score(factors - step * axis)) / (2 * step)
-        assert outcome.gradient[layer] == pytest.approx(slope, rel=1e-5, abs=1e-8)
+    slopes = [(parts(factors + step * axis) - parts(factors - step * axis)) / (2 * step) for axis in np.eye(LAYERS)]
+    first, second, text = np.array(slopes).T
+    # The longer of the two tasks' gradients is brought to the length of the other; that of short text is not.
+    lengths = np.linalg.norm(first), np.linalg.norm(second)
+    assert max(lengths) > 1.1 * min(lengths)
+    expected = first / lengths[0] * min(lengths) + second / lengths[1] * min(lengths) + text
+    assert outcome.gradient == pytest.approx(expected, rel=1e-5, abs=1e-8)
     if over == "mean":
-        assert outcome.score == pytest.approx(score(factors))
+        assert outcome.score == pytest.approx(parts(factors).sum())
+
+
+def test_a_task_without_a_gradient_leaves_the_others_as_they_are() -> None:
+    long, short, none = np.array([3.0, 4.0]), np.array([0.0, 1.0]), np.zeros(2)
+    assert [one.tolist() for one in equally_long([long, none, short])] == [pytest.approx([0.6, 0.8]), [0.0, 0.0], [0.0, 1.0]]
+    assert equally_long([none])[0].tolist() == [0.0, 0.0]
+    assert equally_long([long])[0].tolist() == [3.0, 4.0]
 
 
 def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_again() -> None:
@@ -405,7 +416,7 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
     settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=(2,))
     run(compute=watched, optimizer=Script(steps), settings=settings)
     slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
-    starts = [(24, 0), (26, 8), (28, 0), (24, 8), (26, 0)]
+    starts = [(24, 0), (26, 16), (28, 0), (24, 16), (26, 0)]
     assert slices == [
         one
         for start, text in starts
