@@ -82,6 +82,7 @@ def search(
         check_outside(out, plan.source)
         if resume:
             together(processes, lambda: check_same(out, plan))
+            together(processes, lambda: check_spent(out, limits or Limits()))
         events.status(f"loading {plan.source.name} on {plan.device} in {plan.settings.dtype}")
         evaluator = load_evaluator(plan)
         if not resume:
@@ -111,6 +112,20 @@ def check_same(out: Path, plan: Plan) -> None:
     """InputError when the run in `out` has other settings, and so comes to something else."""
     if different := differences(stored_settings(out), plan.header):
         raise InputError(f"{out} is a run with other settings ({'; '.join(different)}); give the same, or a new --out")
+
+
+def check_spent(out: Path, limits: Limits) -> None:
+    """InputError when a limit would end the run sooner than it ended before, and so overwrite its result with less."""
+    if not (out / RESULT_FILE).is_file():
+        return
+    cost = json.loads((out / RESULT_FILE).read_text(encoding="utf-8"))["cost"]
+    spent = {"tokens": cost["tokens"]["search"], "evaluations": cost["evaluations"]}
+    for name, limit in (("tokens", limits.max_tokens), ("evaluations", limits.max_evaluations)):
+        if limit is not None and limit < spent[name]:
+            raise InputError(
+                f"{out} holds the result of a search of {spent[name]} {name}, more than --max-{name} {limit}; "
+                "give more, or no limit"
+            )
 
 
 def begin(out: Path, plan: Plan) -> None:

@@ -609,6 +609,10 @@ def test_a_limit_ends_the_search_with_the_best_so_far_and_without_it_the_run_goe
     best = max(one["score"] for one in content["trials"] if one["complete"])
     assert max(one["search_score"] for one in content["selection"]["finalists"]) == best
     # Stopping is no setting of the run: with a larger limit, or none, it goes on.
+    result = (out / "result.json").read_bytes()
+    refused = invoke("search", small.model, "--out", out, "--resume", limit[0], 2)
+    assert refused.exit_code == 2 and f"more than {limit[0]} 2; give more" in refused.stderr
+    assert (out / "result.json").read_bytes() == result
     further = small.run(out, "--resume", "--max-evaluations", "1000")
     assert further["ended"] == "all 3 generations are done"
     assert without_date(out) == without_date(whole)
