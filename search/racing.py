@@ -26,7 +26,7 @@ import numpy as np
 
 from lpes_bake.search.ledger import Ledger, LimitReached
 from lpes_bake.search.objective import FloatArray, Objective
-from lpes_bake.search.units import TEXT, Factors, Result, Unit
+from lpes_bake.search.units import TEXT, Factors, Result, Unit, joined
 
 RACES = ("probable", "exact", "off")
 
@@ -133,19 +133,25 @@ class Race:
                 entrant.score = self._standing(entrant)
         return entrants
 
-    def minibatch(self, candidate: Factors, units: Sequence[Unit], results: Sequence[Result]) -> Entrant:
-        """One candidate on gradient units, one of each task and then, where it was computed, of text.
+    def minibatch(
+        self, candidate: Factors, units: Sequence[Sequence[Unit]], results: Sequence[Sequence[Result]]
+    ) -> tuple[Entrant, list[Result]]:
+        """One candidate on gradient units: those of each task, and then, where they were computed, those of text.
 
-        Its values, and so its score, are log-probabilities whatever the fitness: these have gradients.
+        Its values, and so its score, are log-probabilities whatever the fitness: these have gradients. Also gives
+        the results of the units joined, unless one has failed.
         """
         entrant = Entrant(candidate)
-        self._charge(entrant, units, results)
-        if entrant.error is None:
-            if len(results) > self.tasks:
-                self._take_text(entrant, results[-1], units[-1].start, units[-1].stop)
-            entrant.values = [np.array(result.logprob) for result in results[: self.tasks]]
-            entrant.score = self.objective.score(entrant.values, self.weights, entrant.penalty)
-        return entrant
+        for own, got in zip(units, results, strict=True):
+            self._charge(entrant, own, got)
+        if entrant.error is not None:
+            return entrant, []
+        whole = [joined(got) for got in results]
+        if len(whole) > self.tasks:
+            self._take_text(entrant, whole[-1], units[-1][0].start, units[-1][-1].stop)
+        entrant.values = [np.array(result.logprob) for result in whole[: self.tasks]]
+        entrant.score = self.objective.score(entrant.values, self.weights, entrant.penalty)
+        return entrant, whole
 
     def _advance(self, running: list[Entrant], units: list[list[Unit]]) -> list[Entrant]:
         """Compute each one's units; those that failed or that a limit cut off run no more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from lpes_bake.search.units import TEXT, Factors, Unit
 FAILURES_IN_A_ROW = 10
 
 
-# Paragraphs in a gradient's minibatch.
-TEXT_BATCH = 16
+# Paragraphs in a gradient's minibatch, and in each of its units, so that one takes about as long as a context.
+TEXT_BATCH, TEXT_UNIT = 16, 4
 
 
 class StudyStopped(RuntimeError):
@@ -244,30 +245,32 @@ class Study:
         outcomes: list[Outcome] = []
         for individual in asked:
             units = [
-                Unit("gradient", "search", task, *contexts[task], individual.factors, weights=weights[task])
+                Unit("gradient", "search", task, *contexts[task], individual.factors, weights=weights[task]).split(1)
                 for task in range(self.tasks)
             ]
             if self.objective.leash or self.objective.leash_kl:
                 prices = (self._price, self.objective.leash_kl)
-                units.append(Unit("gradient", "search", TEXT, *paragraphs, individual.factors, weights=prices))
+                text = Unit("gradient", "search", TEXT, *paragraphs, individual.factors, weights=prices)
+                units.append(text.split(TEXT_UNIT))
             try:
-                results = self.ledger.results(units)
+                results = iter(self.ledger.results([one for own in units for one in own]))
             except LimitReached as limit:
                 self._limit = limit.reason
                 outcomes.append(Outcome(None))
                 continue
-            entrant = race.minibatch(individual.factors, units, results)
+            by_unit = [list(islice(results, len(own))) for own in units]
+            entrant, whole = race.minibatch(individual.factors, units, by_unit)
             self._note_trial(individual, entrant, gradient=True)
             if entrant.error is not None:
                 outcomes.append(Outcome(None))
                 continue
             pulls = [
                 weight * np.array(result.gradient)
-                for weight, result in zip(race.weights, results[: self.tasks], strict=True)
+                for weight, result in zip(race.weights, whole[: self.tasks], strict=True)
             ]
             gradient = np.sum(equally_long(pulls), axis=0)
-            for text in results[self.tasks :]:
-                gradient += np.array(text.gradient)
+            for drift in whole[self.tasks :]:
+                gradient += np.array(drift.gradient)
                 self._price = self.objective.next_price(self._price, entrant.damage)
             outcomes.append(Outcome(entrant.score, complete=False, gradient=tuple(gradient.tolist())))
         return outcomes

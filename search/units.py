@@ -7,9 +7,11 @@ is a plain program over units, and a run that was killed goes on by running it a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 Factors = tuple[float, ...]
 
@@ -39,6 +41,11 @@ class Unit:
     weights: tuple[float, ...] = ()
     """Gradient units of tasks: how much each gold position counts. They sum to 1; single ones may be negative.
     Of TEXT: how much logprob counts, and how much less KL does."""
+
+    def split(self, size: int) -> list[Unit]:
+        """The same work as units of at most `size` contexts or paragraphs, for several processes to share."""
+        starts = range(self.start, self.stop, size)
+        return [replace(self, start=start, stop=min(start + size, self.stop)) for start in starts]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -86,6 +93,22 @@ class Result:
     def from_json(cls, record: Mapping[str, Any]) -> Result:
         """The result that `to_json` was made from; null becomes NaN."""
         return cls(**{**record, **{name: _with_nan(record[name]) for name in _NUMBERS}})
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """The result of a gradient unit, from those of the units that it was split into, none of which failed."""
+    contexts = [len(result.logprob) for result in results]
+    shares = [result.gradient for result in results]
+    return Result(
+        logprob=[row for result in results for row in result.logprob],
+        probability=[row for result in results for row in result.probability],
+        exact=[row for result in results for row in result.exact],
+        kl=[one for result in results for one in result.kl],
+        # Each is of a mean over its own contexts.
+        gradient=np.average(shares, axis=0, weights=contexts).tolist(),
+        tokens=sum(result.tokens for result in results),
+        seconds=sum(result.seconds for result in results),
+    )
 
 
 def _finite(value: Any) -> bool:

@@ -31,6 +31,7 @@ from lpes_bake.search.racing import Race
 from lpes_bake.search.study import (
     FAILURES_IN_A_ROW,
     TEXT_BATCH,
+    TEXT_UNIT,
     Study,
     StudyResult,
     StudySettings,
@@ -418,10 +419,16 @@ def test_minibatches_follow_one_another_behind_the_scored_contexts_and_begin_aga
     run(compute=watched, optimizer=Script(steps), settings=settings)
     slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
     starts = [(24, 0), (26, 16), (28, 0), (24, 16), (26, 0)]
+    # A unit is one context, or a few paragraphs: what several processes share out among them.
     assert slices == [
-        one
+        (task, first, first + size)
         for start, text in starts
-        for one in ((0, start, start + 2), (1, start, start + 2), (TEXT, text, text + TEXT_BATCH))
+        for task, begin, end, size in (
+            (0, start, start + 2, 1),
+            (1, start, start + 2, 1),
+            (TEXT, text, text + TEXT_BATCH, TEXT_UNIT),
+        )
+        for first in range(begin, end, size)
     ]
     scored = [unit for unit in units if unit.kind == "score"]
     assert max(unit.stop for unit in scored) == 24
@@ -438,22 +445,25 @@ def test_each_task_can_have_minibatches_of_its_own_size() -> None:
     settings = StudySettings(contexts=24, gradient_contexts=7, gradient_batch=(3, 1))
     run(compute=watched, optimizer=Script(steps), settings=settings, objective=Objective(leash=0.0))
     slices = [(unit.task, unit.start, unit.stop) for unit in units if unit.kind == "gradient"]
-    assert slices == [(0, 24, 27), (1, 24, 25), (0, 27, 30), (1, 25, 26), (0, 24, 27), (1, 26, 27)]
+    starts = [(0, start) for start in (24, 25, 26)], [(0, start) for start in (27, 28, 29)]
+    expected = [*starts[0], (1, 24), *starts[1], (1, 25), *starts[0], (1, 26)]
+    assert slices == [(task, start, start + 1) for task, start in expected]
     with pytest.raises(InputError, match="gradient_batch has 3 numbers for 2 tasks"):
         run(optimizer=Script(steps), settings=replace(settings, gradient_batch=(1, 1, 1)))
 
 
 def test_gradients_see_a_price_that_rises_while_damage_is_beyond_its_limit() -> None:
-    prices: list[float] = []
+    seen: dict[Factors, float] = {}
 
     def watched(unit: Unit) -> Result:
         if unit.kind == "gradient" and unit.task == TEXT:
-            prices.append(unit.weights[0])
+            seen[unit.factors] = unit.weights[0]
         return Landscape()(unit)
 
     # Three steps where short text suffers, then three where it does not.
     steps = [(True, [(number,) * LAYERS]) for number in (0.9, 0.901, 0.902, 1.0, 1.0001, 1.0002)]
     run(compute=watched, optimizer=Script(steps), objective=Objective(leash=2.0, max_damage=0.005))
+    prices = list(seen.values())
     assert prices[0] == 2.0
     assert prices[0] < prices[1] < prices[2] < prices[3] > prices[4] > prices[5] > 2.0
 
