@@ -1,0 +1,67 @@
+"""What measurements inside a model share: their options, and the model, the prompts and the factors that they take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lpes_bake.factors import check_factors, finite, load_factors, save_text
+from lpes_bake.loading import load_tokenizer
+from lpes_bake.search.device import pick_device, pick_dtype
+from lpes_bake.search.models import load_scaled
+from lpes_bake.search.prompts import Encoded, take
+from lpes_bake.search.tasks import parse_task
+from lpes_bake.source import Source, open_source
+
+# That of `eval` and `compare`.
+SEED = 1
+
+
+def options_of(about: str | None) -> argparse.ArgumentParser:
+    """The options that all measurements have. about: the module's docstring."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a local directory, or a name on the Hub")
+    parser.add_argument("--factors", type=Path, action="append", required=True, help="may be given more than once")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    return parser
+
+
+def task_options_of(about: str | None) -> argparse.ArgumentParser:
+    """Those, and the options of measurements on a task's prompts."""
+    parser = options_of(about)
+    parser.add_argument("--task", default="kv", help="as for lpes-bake eval")
+    parser.add_argument("--contexts", type=int, default=10)
+    parser.add_argument("--prompt-format", default="auto")
+    return parser
+
+
+def factors_of(source: Source, paths: Sequence[Path]) -> list[tuple[float, ...]]:
+    """The factors of these files. InputError for those that do not fit the model."""
+    found = [load_factors(path) for path in paths]
+    for one in found:
+        check_factors(one, source)
+    return [one.layer_rope_scaling for one in found]
+
+
+def load(name: str, **kwargs: Any) -> tuple[Source, Any, Any]:
+    """A base model's source, the model with factors of 1 on the best device, and its tokenizer. kwargs: see
+    `load_scaled`."""
+    source = open_source(name)
+    device = pick_device()
+    model = load_scaled(source.path, dtype=pick_dtype(None, device), device=device, **kwargs)
+    return source, model, load_tokenizer(source, trust_remote_code=False)
+
+
+def contexts_of(options: argparse.Namespace, source: Source, tokenizer: Any) -> list[list[Encoded]]:
+    """The questions that `task_options_of` asks for: a list a context, one for each gold position."""
+    task = parse_task(options.task)
+    limit = source.max_positions
+    return take(task, "report", SEED, options.contexts, tokenizer, options.prompt_format, limit).contexts
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """The result as JSON, whole or not at all."""
+    save_text(path, json.dumps(finite(content), indent=1) + "\n")
