@@ -9,6 +9,7 @@ record asked for (key and value). Attention is eager, and a layer's matrix is dr
 
 from __future__ import annotations
 
+import argparse
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -85,9 +86,14 @@ def by_position(
     return np.mean(masses, axis=0), np.mean(shares, axis=0)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    return task_options_of(__doc__)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure the base model, then the factors."""
-    options = task_options_of(__doc__).parse_args(arguments)
+    options = parser().parse_args(arguments)
     source, model, tokenizer = load(options.model, attn_implementation="eager")
     candidates = factors_of(source, options.factors)
     contexts = contexts_of(options, source, tokenizer)

@@ -15,6 +15,8 @@ The state behind the last layer is the one behind the final norm, as transformer
 
 from __future__ import annotations
 
+import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +69,12 @@ def compare(base: Sequence[torch.Tensor], scaled: Sequence[torch.Tensor]) -> NDA
         turned = (unit(scaled_after) - unit(after)).square().sum(-1) / 2
         step = ((unit(scaled_before) * unit(scaled_after)).sum(-1) - (unit(before) * unit(after)).sum(-1)).abs()
         columns.append([float(one.mean()) for one in (moved, turned, step)])
-    return np.array(columns).T
+    return np.asarray(np.array(columns).T)
 
 
 def pairs(states: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The states before and behind each layer."""
-    return list(zip(states[:-1], states[1:], strict=True))
+    return list(itertools.pairwise(states))
 
 
 def unit(states: torch.Tensor) -> torch.Tensor:
@@ -80,9 +82,14 @@ def unit(states: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(states.float(), dim=-1)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    return task_options_of(__doc__)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure, with one question of each context: the one in the middle."""
-    options = task_options_of(__doc__).parse_args(arguments)
+    options = parser().parse_args(arguments)
     source, model, tokenizer = load(options.model)
     candidates = factors_of(source, options.factors)
     contexts = contexts_of(options, source, tokenizer)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.paper import tables
-from benchmarks.paper.setups import Setup, Words
+from benchmarks.paper.setups import Options, Setup, Words
 from benchmarks.paper.tables import Table
 
 # What the noise multiplies a factor with is e to the power of a normal number with this standard deviation.
 NOISE = "0.1"
+NOTHING: Options = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,17 @@ class Recipe:
     gather: Callable[[], list[Table]]
 
 
-def search(setup: Setup, files: Files, task: str, name: str = "", options: Words = ()) -> Step:
-    """A search on one task, in a folder of its own. options: beyond those of every search, which they override."""
+def search(setup: Setup, files: Files, task: str, name: str = "", changes: Options = NOTHING) -> Step:
+    """A search on one task, in a folder of its own. changes: to the options of every search."""
     run = files.out / f"search-{task}{name and f'-{name}'}"
     spec = setup.searched[task].format(mdqa=files.mdqa)
     words = ("lpes-bake", "search", setup.model, "--out", str(run), "--task", spec, *asking(setup))
-    return Step(run / "result.json", (*words, *setup.search, *options))
+    return Step(run / "result.json", (*words, *words_of({**setup.search, **changes})))
+
+
+def words_of(options: Options) -> Words:
+    """Options as words of a command."""
+    return tuple(word for name, value in options.items() for word in (f"--{name}", value) if word is not None)
 
 
 def found(setup: Setup, files: Files, task: str) -> tuple[list[Step], Path]:
@@ -104,8 +111,9 @@ def main_table(setup: Setup, files: Files) -> Recipe:
         methods = [f"pi={setup.pi}", "ms-poe", "attention-buckets", *moice, f"lpes={factors}"]
         asked, compared = setup.tasks[task], files.out / f"compare-{task}"
         words = ("lpes-bake", "compare", setup.model, "--out", str(compared), "--methods", ",".join(methods))
-        words += ("--task", asked.spec.format(mdqa=files.mdqa), "--contexts", str(asked.contexts), *asking(setup))
-        steps += [*searches, Step(compared / "comparison.json", words)]
+        spec = asked.spec.format(mdqa=files.mdqa)
+        words_of_task = ("--task", spec, "--contexts", str(asked.contexts), *asking(setup))
+        steps += [*searches, Step(compared / "comparison.json", (*words, *words_of_task))]
     made = [step.made for step in steps if step.made.name == "comparison.json"]
     return Recipe(steps, lambda: [table for path in made for table in tables.compared(path)])
 
@@ -127,13 +135,13 @@ def ablations(setup: Setup, files: Files) -> Recipe:
     base = search(setup, files, "kv")
     runs = {"as in the main table": base}
     for points in setup.control_points:
-        step = search(setup, files, "kv", f"{points}-points", ("--control-points", str(points)))
+        step = search(setup, files, "kv", f"{points}-points", {"control-points": str(points)})
         runs[f"{points} control points"] = step
     for contexts in setup.instances:
-        step = search(setup, files, "kv", f"{contexts}-contexts", ("--contexts", str(contexts)))
+        step = search(setup, files, "kv", f"{contexts}-contexts", {"contexts": str(contexts)})
         runs[f"{3 * contexts} instances"] = step
-    for name, options in setup.optimizers.items():
-        runs[f"optimizer {name}"] = search(setup, files, "kv", name, options)
+    for name, changes in setup.optimizers.items():
+        runs[f"optimizer {name}"] = search(setup, files, "kv", name, changes)
     factors = files.factors or base.made.parent / "factors.json"
     drawing, drawn = variants(setup, files, factors)
     scored = evaluate(setup, files, "ablations", "kv", [factors, *drawn])
@@ -171,9 +179,11 @@ def general(setup: Setup, files: Files) -> Recipe:
         *searches,
         Step(read, (*words, *text)),
         Step(baked, ("lpes-bake", "export", setup.model, str(factors), str(baked))),
-        Step(asked, ("lpes-bake", "eval", str(baked), *setup.harness, "--out", str(asked)), optional=True),
+        Step(asked, ("lpes-bake", "eval", str(baked), *words_of(setup.harness), "--out", str(asked)), optional=True),
     ]
-    return Recipe(steps, lambda: [tables.short_text(read), *(tables.harness(asked) if asked.exists() else [])])
+    return Recipe(
+        steps, lambda: [tables.short_text(read), *(tables.harness(tables.read(asked)) if asked.exists() else [])]
+    )
 
 
 RECIPES: dict[str, Callable[[Setup, Files], Recipe]] = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 Words = tuple[str, ...]
+Options = Mapping[str, str | None]
+"""Options of a command by name; None for a flag."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,12 @@ class Setup:
     tasks: Mapping[str, Asked]
     searched: Mapping[str, str]
     """What a search is given behind --task: the same sizes, with the evidence at the beginning, middle and end."""
-    search: Words
+    search: Options
     """Options of every search."""
     pi: str
     """The factor of Positional Interpolation."""
-    optimizers: Mapping[str, Words]
-    """What is put behind `search` for each optimizer of the ablation."""
+    optimizers: Mapping[str, Options]
+    """What is added to them for each optimizer of the ablation."""
     control_points: tuple[int, ...]
     """Besides those of `search`, 4."""
     instances: tuple[int, ...]
@@ -40,16 +42,16 @@ class Setup:
     """Noisy and shuffled copies of the found factors, each."""
     few: int
     """Contexts for measurements inside the model: deviation and attention."""
-    harness: Words
+    harness: Options
     """What lm-evaluation-harness is asked."""
 
 
-# 67 contexts at three places are the paper's "about 200 instances". --force: a table shows what a search found,
-# also where that does not beat the base model beyond noise.
-PAPER = ("--preset", "paper", "--force")
-# The other optimizers maximise what gradients can follow: the answer's log-probability, without a leash as in the paper.
-LOGPROB = ("--fitness", "logprob", "--race", "probable")
-MMLU = ("--harness", "mmlu,ceval-valid", "--num-fewshot", "5")
+# 67 contexts at three places are the paper's "about 200 instances". force: a table shows what a search found, also
+# where that does not beat the base model beyond noise.
+PAPER: Options = MappingProxyType({"preset": "paper", "force": None})
+# Gradients need a fitness that has some, and all optimizers the same one.
+LOGPROB = {"fitness": "logprob", "race": "probable"}
+MMLU = MappingProxyType({"harness": "mmlu,ceval-valid", "num-fewshot": "5"})
 MDQA_20 = Asked("mdqa:{mdqa},documents=20,positions=0/4/9/14/19", 250)
 MDQA_10 = Asked("mdqa:{mdqa},documents=10,positions=0/4/9", 400)
 
@@ -72,7 +74,7 @@ def of_7b(model: str, prompt_format: str, pairs: int, positions: str, other_pair
         search=PAPER,
         pi="1.5",
         optimizers=MappingProxyType(
-            {name: (*LOGPROB, "--optimizer", name) for name in ("genetic", "gradient", "hybrid", "cma-es", "random")}
+            {name: {**LOGPROB, "optimizer": name} for name in ("genetic", "gradient", "hybrid", "cma-es", "random")}
         ),
         control_points=(2, 3, 6, 8),
         instances=(8, 17, 33),
@@ -100,17 +102,19 @@ SETUPS = {
         ),
         searched=MappingProxyType({"kv": "kv", "mdqa": "mdqa:{mdqa},documents=8"}),
         # Gradients, for the paper's algorithm needs hundreds of evaluations.
-        search=(
-            *("--contexts", "6", "--gradient-contexts", "16", "--steps", "12", "--check-every", "4"),
-            *("--uniform", "0.9,0.95", "--finalists", "1", "--selection-contexts", "6", "--report-contexts", "10"),
-            *("--max-tokens", "40000", "--force"),
+        search=MappingProxyType(
+            {
+                **{"contexts": "6", "gradient-contexts": "16", "steps": "12", "check-every": "4"},
+                **{"uniform": "0.9,0.95", "finalists": "1", "selection-contexts": "6", "report-contexts": "10"},
+                **{"max-tokens": "40000", "force": None},
+            }
         ),
         pi="0.95",
-        optimizers=MappingProxyType({name: ("--optimizer", name) for name in ("genetic", "random")}),
+        optimizers=MappingProxyType({name: {"optimizer": name} for name in ("genetic", "random")}),
         control_points=(2, 8),
         instances=(3,),
         draws=3,
         few=8,
-        harness=("--harness", "mmlu_nutrition", "--num-fewshot", "0", "--limit", "100"),
+        harness=MappingProxyType({"harness": "mmlu_nutrition", "num-fewshot": "0", "limit": "100"}),
     ),
 }

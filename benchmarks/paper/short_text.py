@@ -7,6 +7,7 @@ On the paragraphs of the report part, which no search keeps its leash by.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from benchmarks.paper.measuring import factors_of, load, options_of, write
@@ -14,11 +15,16 @@ from lpes_bake.search.short_text import Drift, read_paragraphs
 from lpes_bake.search.statistics import paired_interval
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    options = options_of(__doc__)
+    options.add_argument("--text", type=Path, help="text file with paragraphs  [default: those of lpes-bake]")
+    return options
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure the base model and the factors."""
-    parser = options_of(__doc__)
-    parser.add_argument("--text", type=Path, help="text file with paragraphs  [default: those of lpes-bake]")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     paragraphs = read_paragraphs(options.text)["report"]
     source, model, tokenizer = load(options.model)
     candidates = factors_of(source, options.factors)

@@ -115,10 +115,10 @@ def searches(results: Mapping[str, Path]) -> Table:
         result = read(path)
         gains = result["report"]["tasks"][0]["difference"]
         cost, text = result["cost"], result["report"]["text"]
-        rows.append(
-            [label, cost["evaluations"], sum(cost["tokens"].values()), *(gains[one]["mean"] for one in METRICS)]
-            + [text["difference"], min(result["layer_rope_scaling"]), max(result["layer_rope_scaling"])]
-        )
+        spent = cost["evaluations"], sum(cost["tokens"].values())
+        factors = result["layer_rope_scaling"]
+        changes = *(gains[one]["mean"] for one in METRICS), text["difference"]
+        rows.append([label, *spent, *changes, min(factors), max(factors)])
     columns = ["search", "evaluations", "tokens", *(f"{name} − base" for name in METRICS.values())]
     columns += ["short text − base, nats a token", "least factor", "largest"]
     return Table("What searches find, on unseen questions", columns, rows)
@@ -168,9 +168,8 @@ def short_text(path: Path) -> Table:
     return Table(f"Short plain text, {content['paragraphs']} paragraphs", columns, rows)
 
 
-def harness(path: Path) -> list[Table]:
+def harness(content: Mapping[str, Any]) -> list[Table]:
     """What lm-evaluation-harness gave for the base model and the baked one."""
-    content = read(path)
     rows = []
     for row in content["rows"]:
         base, baked = (one["value"] for one in row["values"])

@@ -30,14 +30,19 @@ def noisy(factors: Sequence[float], noise: float, seed: int) -> list[float]:
     return [round(float(one), FACTOR_DECIMALS) for one in np.array(factors) * np.exp(noise * z)]
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("factors", type=Path)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--draws", type=int, default=5, help="of each kind")
+    options.add_argument("--noise", type=float, default=0.1, help="standard deviation of the logarithm")
+    return options
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("factors", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--draws", type=int, default=5, help="of each kind")
-    parser.add_argument("--noise", type=float, default=0.1, help="standard deviation of the logarithm")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     factors = load_factors(options.factors).layer_rope_scaling
     options.folder.mkdir(parents=True, exist_ok=True)
     for draw in range(options.draws):
