@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lpes_bake.factors import check_factors, finite, load_factors, save_text
-from lpes_bake.loading import load_tokenizer
+from lpes_bake.loading import load_model, load_tokenizer
 from lpes_bake.search.device import pick_device, pick_dtype
-from lpes_bake.search.models import load_scaled
 from lpes_bake.search.prompts import Encoded, take
 from lpes_bake.search.tasks import parse_task
 from lpes_bake.source import Source, open_source
@@ -46,12 +45,11 @@ def factors_of(source: Source, paths: Sequence[Path]) -> list[tuple[float, ...]]
     return [one.layer_rope_scaling for one in found]
 
 
-def load(name: str, **kwargs: Any) -> tuple[Source, Any, Any]:
-    """A base model's source, the model with factors of 1 on the best device, and its tokenizer. kwargs: see
-    `load_scaled`."""
+def load(name: str) -> tuple[Source, Any, Any]:
+    """A base model's source, the model with factors of 1 on the best device, and its tokenizer."""
     source = open_source(name)
     device = pick_device()
-    model = load_scaled(source.path, dtype=pick_dtype(None, device), device=device, **kwargs)
+    model = load_model(source, device, pick_dtype(None, device))
     return source, model, load_tokenizer(source, trust_remote_code=False)
 
 
