@@ -21,7 +21,7 @@ from benchmarks.paper import __main__ as paper
 from benchmarks.paper import tables
 from benchmarks.paper.attention import attention_mass, evidence_of, tokens_of
 from benchmarks.paper.deviation import Deviation, deviations
-from benchmarks.paper.recipes import RECIPES, Files, Recipe
+from benchmarks.paper.recipes import RECIPES, Files, Recipe, Step
 from benchmarks.paper.setups import SETUPS, Asked, Setup
 from benchmarks.paper.variants import noisy, shuffled
 from lpes_bake.cli import main
@@ -34,7 +34,7 @@ from lpes_bake.search.models import load_scaled, set_factors
 from lpes_bake.search.prompts import encode
 from lpes_bake.search.tasks import Example, parse_task
 from lpes_bake.source import open_source
-from tests.runs import Small, invoke, write_small
+from tests.runs import Small, invoke, without_date, write_small
 
 FACTORS = (0.5, 1.3, 0.8, 2.0)
 UNIFORM = (1.3,) * 4
@@ -307,8 +307,8 @@ def test_tables_hold_what_the_commands_wrote(tiny_setup: Setup, small: Small, fi
     (text,) = made["general"]
     assert text.rows[0][2:] == [None, 0.0]
     assert text.rows[1][2][0] == pytest.approx(text.rows[1][1] - text.rows[0][1])
-    for table, ones in made.items():
-        assert tables.markdown(table, ones).count("\n## ") == len(ones)
+    for name, ones in made.items():
+        assert tables.markdown(name, ones).count("\n## ") == len(ones)
 
 
 def test_harness_table() -> None:
@@ -342,3 +342,28 @@ def test_a_table_from_the_command_line(
     other.write_text("[1, 1]")
     with pytest.raises(SystemExit, match="another command"):
         paper.main([*words, "--factors", str(other)])
+
+
+def test_a_stopped_search_goes_on(small: Small, tmp_path: Path) -> None:
+    run = tmp_path / "search"
+    options = {**TINY_SEARCH, "task": "kv,pairs=4,key_width=2"}
+    words = ("--out", str(run), *small.options(**options))
+    assert invoke("search", small.model, *words).exit_code == 0
+    expected = without_date(run)
+    for name in ("result.json", "factors.json"):
+        (run / name).unlink()
+    journal = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    (run / "journal.jsonl").write_text("".join(journal[:3]))
+    paper.run(Step(run / "result.json", ("lpes-bake", "search", str(small.model), *words)), tmp_path)
+    assert without_date(run) == expected
+    assert (run / "journal.jsonl").read_text().startswith("".join(journal[:3]))
+
+
+def test_a_step_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    step = Step(tmp_path / "made.json", ("lpes-bake", "eval", str(tmp_path / "none")), optional=True)
+    paper.run(step, tmp_path)
+    said = capfd.readouterr()
+    assert said.err.startswith("\nError: ") and "# skipped, the line above says why: lpes-bake eval" in said.out
+    with pytest.raises(SystemExit) as stop:
+        paper.run(dataclasses.replace(step, optional=False), tmp_path)
+    assert stop.value.code == 2

@@ -85,7 +85,7 @@ def of_7b(model: str, prompt_format: str, pairs: int, positions: str, other_pair
 
 
 SETUPS = {
-    # 75 pairs of UUIDs are some 5,400 tokens of a Llama 2 tokenizer: more than these two models have positions.
+    # 75 pairs of UUIDs are some 5,400 tokens of a tokenizer like Llama 2's: more than these two have positions.
     "vicuna-7b": of_7b("lmsys/vicuna-7b-v1.5", "vicuna", 50, "0/12/25/37/49", 25, "0/6/12/18/24"),
     "stablebeluga-7b": of_7b("stabilityai/StableBeluga-7B", "stable-beluga", 50, "0/12/25/37/49", 25, "0/6/12/18/24"),
     "qwen2.5-7b": of_7b("Qwen/Qwen2.5-7B", "plain", 140, "0/34/69/104/139", 75, "0/18/37/55/74"),
@@ -111,7 +111,7 @@ SETUPS = {
         ),
         pi="0.95",
         optimizers=MappingProxyType({name: {"optimizer": name} for name in ("genetic", "random")}),
-        control_points=(2, 8),
+        control_points=(2,),
         instances=(3,),
         draws=3,
         few=8,
