@@ -240,8 +240,18 @@ def tiny_setup(small: Small) -> Setup:
 
 
 TINY_SEARCH = {
-    **{"optimizer": "genetic", "population": 3, "generations": 1, "uniform": "0.8", "contexts": 4, "first_block": 4},
-    **{"selection_contexts": 4, "report_contexts": 4, "finalists": 1, "leash": 0, "max_damage": 100, "device": "cpu"},
+    "optimizer": "genetic",
+    "population": 3,
+    "generations": 1,
+    "uniform": "0.8",
+    "contexts": 4,
+    "first_block": 4,
+    "selection_contexts": 4,
+    "report_contexts": 4,
+    "finalists": 1,
+    "leash": 0,
+    "max_damage": 100,
+    "device": "cpu",
 }
 
 

@@ -104,9 +104,16 @@ SETUPS = {
         # Gradients, for the paper's algorithm needs hundreds of evaluations.
         search=MappingProxyType(
             {
-                **{"contexts": "6", "gradient-contexts": "16", "steps": "12", "check-every": "4"},
-                **{"uniform": "0.9,0.95", "finalists": "1", "selection-contexts": "6", "report-contexts": "10"},
-                **{"max-tokens": "40000", "force": None},
+                "contexts": "6",
+                "gradient-contexts": "16",
+                "steps": "12",
+                "check-every": "4",
+                "uniform": "0.9,0.95",
+                "finalists": "1",
+                "selection-contexts": "6",
+                "report-contexts": "10",
+                "max-tokens": "40000",
+                "force": None,
             }
         ),
         pi="0.95",
