@@ -119,6 +119,17 @@ def test_the_report_shows_what_came_out_and_what_to_do_next(whole: Path, small: 
         assert words in result.stdout, words
 
 
+def test_show_says_what_the_factors_gain_and_cost(whole: Path) -> None:
+    shown = " ".join(invoke("show", whole).stdout.split())
+    content = content_of(whole)
+    base, lpes = (logprobs(whole, "report", one) for one in (list(IDENTITY), content["layer_rope_scaling"]))
+    assert "Key-value retrieval, 4 pairs, 16 unseen contexts: accuracy +0.000 [" in shown
+    assert f", log-probability {(lpes - base).mean():+.3f} [" in shown
+    theirs, ours = (content["report"]["text"][who] for who in ("base", "lpes"))
+    assert f"short text log-probability a token {ours - theirs:+.3f} [" in shown and "6 paragraphs" in shown
+    assert f"verdict {content['message']}" in shown
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"optimizer": "gradient"}, {"optimizer": "gradient", "space": "free"}, {"optimizer": "hybrid", "warmup": 1}],
@@ -145,7 +156,7 @@ def test_a_run_of_each_kind_can_be_shown_reported_and_exported(
         assert decode(factors.curve["points"], LAYERS) == factors.layer_rope_scaling
     assert all(0.5 <= one <= 2 for one in factors.layer_rope_scaling)
     shown = invoke("show", out)
-    assert shown.exit_code == 0 and f"search: optimizer {changes['optimizer']}" in shown.stdout
+    assert shown.exit_code == 0 and f"optimizer {changes['optimizer']}, prompt format auto" in shown.stdout
     assert invoke("report", out, "--out", tmp_path / "page").exit_code == 0
     assert (tmp_path / "page" / "report.html").is_file()
     assert invoke("export", small.model, out / "factors.json", tmp_path / "baked").exit_code == 0
@@ -178,6 +189,7 @@ def test_a_search_that_finds_nothing_says_so_and_writes_the_identity(small: Smal
     assert content["verdict"] == "identity" and "found nothing better than the base model" in content["message"]
     factors = load_factors(tmp_path / "run")
     assert factors.layer_rope_scaling == IDENTITY
+    assert "gain" not in invoke("show", tmp_path / "run").output
     exported = invoke("export", small.model, tmp_path / "run", tmp_path / "baked")
     assert exported.exit_code == 0 and "all factors are 1" in exported.output
     assert "All factors are 1" in (tmp_path / "baked" / "README.md").read_text(encoding="utf-8")
