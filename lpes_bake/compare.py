@@ -30,14 +30,13 @@ from lpes_bake.factors import Factors, base_facts, finite, load_factors
 from lpes_bake.loading import load_tokenizer, require_causal
 from lpes_bake.plan import weights_digest
 from lpes_bake.run import JOURNAL_FILE, check_out, check_outside, together
-from lpes_bake.search.device import DTYPES
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.journal import Journal
 from lpes_bake.search.ledger import open_journal
 from lpes_bake.search.processes import Processes, connected, too_few
-from lpes_bake.search.prompts import PROMPT_FORMATS, Encoded, encode
+from lpes_bake.search.prompts import Encoded, encode
 from lpes_bake.search.tasks import Task, parse_task
-from lpes_bake.settings import DEFAULT_TASK, setting
+from lpes_bake.settings import DEFAULT_TASK, MACHINE, QUESTIONS, as_in_search, setting
 from lpes_bake.source import Source, base_form, open_source
 from lpes_bake.unseen import check_unseen
 
@@ -63,36 +62,33 @@ class CompareSettings:
     task: tuple[str, ...] = setting(
         (DEFAULT_TASK,),
         "What is asked: NAME[:FILE][,key=value…], as for search. May be given more than once.",
+        QUESTIONS,
         metavar="SPEC",
     )
     contexts: int = setting(
         100,
         "Contexts of each task, each asked at every position. The standard error at accuracy 0.5 is 5 points with 100, "
         "2.2 with 500.",
+        QUESTIONS,
     )
-    seed: int = setting(1, "Seeds the drawing of questions. They are never those of a search, whatever its seed.")
-    prompt_format: str = setting(
-        "auto",
-        "How prompts are put to the model: auto uses the tokenizer's chat template when there is one.",
-        choices=PROMPT_FORMATS,
+    seed: int = setting(
+        1, "Seeds the drawing of questions. They are never those of a search, whatever its seed.", QUESTIONS
     )
+    prompt_format: str = as_in_search("prompt_format")
     batch_size: int = setting(
         1,
         "Questions of a context that are answered together, padded on the left; less when memory is tight. "
         "1 keeps padding away from every method.",
+        MACHINE,
     )
     timing_tokens: int | None = setting(
         None,
         "Length of the prompt that times and memory are measured on; 0 measures none.",
+        MACHINE,
         unset="the first task's prompt of median length",
     )
-    device: str | None = setting(None, "cpu, cuda, cuda:1, mps.", unset="the best there is")
-    dtype: str | None = setting(
-        None,
-        "Precision of the model.",
-        choices=DTYPES,
-        unset="bfloat16 on a GPU that computes in it, else float32",
-    )
+    device: str | None = as_in_search("device")
+    dtype: str | None = as_in_search("dtype")
 
     def __post_init__(self) -> None:
         for name, least in (("contexts", 1), ("seed", 0), ("batch_size", 1), ("timing_tokens", 0)):

@@ -24,10 +24,17 @@ DEFAULT_TASK = "kv"
 # Optimizers that follow gradients, and so need contexts for them.
 GRADIENT_OPTIMIZERS = ("gradient", "hybrid")
 
+# Headings in the help.
+QUESTIONS, OPTIMIZER, FITNESS, CONTEXTS = "Questions", "Optimizer and curve", "Fitness and leash", "Contexts"
+MACHINE = "Model and machine"
 
-def setting(default: Any, help_text: str, choices: tuple[str, ...] = (), unset: str = "", metavar: str = "") -> Any:
-    """A field with what its option needs. unset: what None comes to, in words."""
-    return field(default=default, metadata={"help": help_text, "choices": choices, "unset": unset, "metavar": metavar})
+
+def setting(
+    default: Any, help_text: str, group: str = "", choices: tuple[str, ...] = (), unset: str = "", metavar: str = ""
+) -> Any:
+    """A field with what its option needs. group: its heading in the help; unset: what None comes to, in words."""
+    about = {"help": help_text, "group": group, "choices": choices, "unset": unset, "metavar": metavar}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,13 @@ class SearchSettings:
     task: tuple[str, ...] = setting(
         (DEFAULT_TASK,),
         "What factors are judged by: NAME[:FILE][,key=value…]. May be given more than once: all are searched together.",
+        QUESTIONS,
         metavar="SPEC",
     )
     selection_task: tuple[str, ...] = setting(
         (),
         "Choose the winner among the finalists by this task instead. May be given more than once.",
+        QUESTIONS,
         unset="the other questions of every --task",
         metavar="SPEC",
     )
@@ -49,45 +58,55 @@ class SearchSettings:
         "gradient",
         "How factors are found: genetic is the paper's; gradient climbs the answers' log-probability; hybrid does one "
         "after the other; cma-es and random are there to compare with.",
+        OPTIMIZER,
         choices=OPTIMIZERS,
     )
-    objective: Objective = field(default_factory=Objective)
-    study: StudySettings = field(default_factory=StudySettings)
-    selection_contexts: int = setting(48, "Other contexts of each task, by which the winner is chosen.")
-    report_contexts: int = setting(100, "Contexts of each task that nobody chose by, for the final comparison.")
-    finalists: int = setting(5, "Best candidates of the search that meet on the selection contexts.")
+    objective: Objective = field(default_factory=Objective, metadata={"group": FITNESS})
+    study: StudySettings = field(default_factory=StudySettings, metadata={"group": CONTEXTS})
+    selection_contexts: int = setting(48, "Other contexts of each task, by which the winner is chosen.", CONTEXTS)
+    report_contexts: int = setting(
+        100, "Contexts of each task that nobody chose by, for the final comparison.", CONTEXTS
+    )
+    finalists: int = setting(5, "Best candidates of the search that meet on the selection contexts.", CONTEXTS)
     text: str | None = setting(
         None,
         "Text file with paragraphs for the leash, blank lines between them.",
+        FITNESS,
         unset="paragraphs that come with lpes-bake",
         metavar="FILE",
     )
     prompt_format: str = setting(
         "auto",
         "How prompts are put to the model: auto uses the tokenizer's chat template when there is one.",
+        QUESTIONS,
         choices=PROMPT_FORMATS,
     )
-    seed: int = setting(0, "Seeds the search and the drawing of its questions.")
-    curve: CurveSettings = field(default_factory=CurveSettings)
-    genetic: GeneticSettings = field(default_factory=GeneticSettings)
-    gradient: GradientSettings = field(default_factory=GradientSettings)
-    device: str | None = setting(None, "cpu, cuda, cuda:1, mps.", unset="the best there is")
+    seed: int = setting(0, "Seeds the search and the drawing of its questions.", QUESTIONS)
+    curve: CurveSettings = field(default_factory=CurveSettings, metadata={"group": OPTIMIZER})
+    genetic: GeneticSettings = field(default_factory=GeneticSettings, metadata={"group": "Genetic algorithm"})
+    gradient: GradientSettings = field(default_factory=GradientSettings, metadata={"group": "Gradient"})
+    device: str | None = setting(None, "cpu, cuda, cuda:1, mps.", MACHINE, unset="the best there is")
     dtype: str | None = setting(
         None,
         "Precision of the model.",
+        MACHINE,
         choices=DTYPES,
         unset="bfloat16 on a GPU that computes in it, else float32",
     )
     device_map: str | None = setting(
         None,
         "Spread a model too large for one device, as accelerate does: auto, balanced, …",
+        MACHINE,
         metavar="MAP",
     )
     quantization: str | None = setting(
-        None, "Load the weights quantised, with bitsandbytes. The factors are for any precision.", QUANTIZATIONS
+        None,
+        "Load the weights quantised, with bitsandbytes. The factors are for any precision.",
+        MACHINE,
+        choices=QUANTIZATIONS,
     )
     batch_size: int | None = setting(
-        None, "Contexts in a batch.", unset="what the device can take, less when memory is tight"
+        None, "Contexts in a batch.", MACHINE, unset="what the device can take, less when memory is tight"
     )
 
     def __post_init__(self) -> None:
@@ -140,6 +159,13 @@ NESTED: dict[str, Any] = {
     "genetic": GeneticSettings,
     "gradient": GradientSettings,
 }
+
+
+def as_in_search(name: str) -> Any:
+    """A field that another command has just as a search has it."""
+    one = SearchSettings.__dataclass_fields__[name]
+    return field(default=one.default, metadata=one.metadata)
+
 
 # Sets of settings by name. "paper" is the paper's own algorithm at its own price of 800 evaluations: genetic,
 # every candidate scored to the end by its share of right answers, nothing that guards other abilities.

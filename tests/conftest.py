@@ -11,6 +11,8 @@ from tests.families import TINY, TINY_FAMILIES, family_named
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+pytest_plugins = ["tests.searches"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

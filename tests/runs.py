@@ -22,6 +22,7 @@ from tests.conftest import write_tiny
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
 LAYERS = SMALL["num_hidden_layers"]
+IDENTITY = (1.0,) * LAYERS
 
 # With answers of one digit, some factors help this model by far more than noise; nothing here depends on its text.
 OPTIONS: dict[str, Any] = {
@@ -112,10 +113,26 @@ def without_date(out: Path) -> dict[str, Any]:
     return content
 
 
+def content_of(out: Path) -> dict[str, Any]:
+    """result.json but for what differs from run to run."""
+    content: dict[str, Any] = json.loads((out / "result.json").read_text())
+    for name in ("date", "seconds", "command"):
+        del content[name]
+    return content
+
+
 def records(out: Path) -> list[dict[str, Any]]:
     """The units of a run's journal with their results."""
     lines = (out / "journal.jsonl").read_text().splitlines()
     return [json.loads(line)["record"] for line in lines[1:]]
+
+
+def changed(model: Path, **config: object) -> Path:
+    """The model with other settings."""
+    content = json.loads((model / "config.json").read_text())
+    rope = {"rope_parameters": {**content["rope_parameters"], **config}} if "rope_theta" in config else config
+    (model / "config.json").write_text(json.dumps({**content, **config, **rope}))
+    return model
 
 
 class Command:

@@ -57,11 +57,6 @@ class Compared:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return write_small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with factors and questions."""
     folder = tmp_path_factory.mktemp("files")
@@ -477,12 +472,6 @@ def test_a_search_writes_down_which_questions_it_drew(small: Small, tmp_path: Pa
     small.run(tmp_path / "run", generations=1, seed=3)
     factors = load_factors(tmp_path / "run" / "factors.json")
     assert list(searched(factors, parse_task(KV))) == [("search", 3, 8), ("selection", 3, 8)]
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches without their report, which takes longer than they do."""
-    monkeypatch.setattr("lpes_bake.run.write_report", lambda _: None)
 
 
 # Bad input

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.runs import LAYERS, Small, digests, one_line, records, write_mdqa, write_small
+from tests.runs import LAYERS, Small, digests, one_line, records, write_mdqa
 
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return write_small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared here is known before the report is drawn."""
-    monkeypatch.setattr("lpes_bake.run.write_report", lambda out: None)
+# What is compared here is known before the report is drawn.
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def estimate(small: Small, out: Path, **changes: Any) -> dict[str, Any]:

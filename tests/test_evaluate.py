@@ -22,7 +22,7 @@ from lpes_bake.search.prompts import encode, take
 from lpes_bake.search.tasks import parse_task
 from lpes_bake.source import open_source
 from tests.conftest import write_tiny
-from tests.runs import LAYERS, Small, invoke, one_line, write_mdqa, write_own, write_small
+from tests.runs import LAYERS, Small, invoke, one_line, write_mdqa, write_own
 from tests.test_plots import png_size
 
 FACTORS = [0.5, 1.4, 0.8, 1.9]
@@ -39,11 +39,6 @@ def result_of(*arguments: object) -> dict[str, Any]:
     assert done.exit_code == 0 and done.stderr == "", done.output
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return write_small(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

@@ -140,15 +140,32 @@ def test_factors_for_another_model_are_refused(tiny_llama: Path, tiny_qwen2: Pat
         check_factors(record(tiny_llama), open_source(str(tiny_qwen2)))
 
 
-def test_show_prints_a_row_and_a_bar_a_layer(tiny_llama: Path, tmp_path: Path) -> None:
-    record(tiny_llama).save(tmp_path / "factors.json")
-    shown = CliRunner().invoke(main, ["show", str(tmp_path)])
+def shown_rows(path: Path) -> list[list[str]]:
+    shown = CliRunner().invoke(main, ["show", str(path)])
     assert shown.exit_code == 0, shown.output
-    rows = [line.split() for line in shown.output.splitlines()]
-    assert [float(row[1]) for row in rows if row and row[0] in "0123"] == list(LIST)
-    bars = [line.count("█") for line in shown.output.splitlines() if "█" in line]
-    assert bars == [2, 40, 10, 20]
-    assert "contexts 200" in shown.output
+    return [line.split() for line in shown.output.splitlines()]
+
+
+def test_show_prints_the_factors_and_where_they_come_from(tiny_llama: Path, tmp_path: Path) -> None:
+    record(tiny_llama).save(tmp_path / "factors.json")
+    # Scores of a shape that is not a search's are not guessed at.
+    assert shown_rows(tmp_path) == [
+        ["base", "model", f"{tiny_llama.name},", "LlamaForCausalLM"],
+        # Heights in eighths of the way from .25 to 4.
+        ["factors", "▁█▂▄", "0.25", "…", "4"],
+        ["layers", "0–3", "0.25", "4", "1", "2"],
+        ["search", "seed", "7"],
+        ["written", "2026-11-29,", "lpes-bake", "0.1.0"],
+    ]
+
+
+def test_show_is_a_screenful_for_deep_models_too(tmp_path: Path) -> None:
+    factors = [round(0.5 + layer / 100, 2) for layer in range(80)]
+    (tmp_path / "list").write_text(json.dumps(factors))
+    chart, *rows = "\n".join(" ".join(row) for row in shown_rows(tmp_path / "list")).split("layers ")
+    assert sum(chart.count(bar) for bar in "▁▂▃▄▅▆▇█") == 80 and "0.5 … 1.29" in chart
+    assert [float(one) for row in rows for one in row.split()[1:]] == factors
+    assert len(shown_rows(tmp_path / "list")) < 24
 
 
 def test_show_as_json_is_the_file(tiny_llama: Path, tmp_path: Path) -> None:

@@ -8,14 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.runs import Command, Small, records, without_date, write_small
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return write_small(tmp_path_factory.mktemp("small"))
+from tests.runs import Command, Small, records, without_date
 
 
 def free_port() -> str:

@@ -32,11 +32,6 @@ INSTRUCTION = "You are given an article and a question. Answer the question.\n\n
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return write_small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
 def tokenizer(small: Small) -> Any:
     from transformers import AutoTokenizer
 

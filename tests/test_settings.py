@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ OTHER = SearchSettings(
 def given(words: list[str]) -> tuple[SearchSettings, Limits, bool]:
     """What the command makes of its options."""
     with search_command.command.make_context("search", list(words)) as context:
-        values = {one.name: context.params[one.name] for one, _ in flat_fields(SearchSettings)}
+        values = {one.name: context.params[one.name] for one, *_ in flat_fields(SearchSettings)}
         limits = Limits(**{one.name: context.params[one.name] for one in fields(Limits)})
         settings = settings_of(context, Path("run"), values, context.params["preset"], resume=False)
         return settings, limits, context.params["force"]
@@ -79,13 +80,39 @@ def test_every_setting_is_an_option_with_its_default_in_the_help() -> None:
     done = invoke("search", "--help")
     assert done.exit_code == 0
     shown = " ".join(done.stdout.split())
-    for one, _ in [*flat_fields(SearchSettings), *flat_fields(Limits)]:
+    for one, *_ in [*flat_fields(SearchSettings), *flat_fields(Limits)]:
         assert f"--{one.name.replace('_', '-')}" in options[one.name].opts
         assert options[one.name].help and one.metadata["help"] in str(options[one.name].help)
         # click prints none for lists that are empty; None is said in words.
         if one.name in SearchSettings().flat() and isinstance(one.default, (int, float, str)):
             assert f"[default: {one.default}]" in shown, one.name
     assert "[default: 0.8,0.9,1.1,1.25]" in shown and "[default: paragraphs that come with lpes-bake]" in shown
+
+
+def test_the_help_lists_every_option_once_under_its_heading() -> None:
+    headings: dict[str, str] = {}
+    heading = ""
+    for line in invoke("search", "--help").stdout.splitlines():
+        if found := re.match(r"(\w.*):$", line):
+            heading = found[1]
+        elif heading and (found := re.match(r"  (?:-\w, )?--([\w-]+)", line)):
+            assert found[1] not in headings
+            headings[found[1]] = heading
+    options = [one for one in search_command.command.params if isinstance(one, click.Option)]
+    assert {f"--{name}" for name in headings} == {one.opts[0] for one in options} | {"--help"}
+    assert headings["out"] == headings["json"] == headings["help"] == "Options"
+    assert headings["task"] == headings["prompt-format"] == headings["seed"] == "Questions"
+    assert headings["device"] == headings["trust-remote-code"] == "Model and machine"
+    # Settings that stand together in the code do so here, and are not among the others.
+    for part, expected in (
+        (Objective, "Fitness and leash"),
+        (StudySettings, "Contexts"),
+        (CurveSettings, "Optimizer and curve"),
+        (GeneticSettings, "Genetic algorithm"),
+        (GradientSettings, "Gradient"),
+        (Limits, "Limits"),
+    ):
+        assert {headings[one.name.replace("_", "-")] for one in fields(part)} == {expected}
 
 
 @pytest.mark.parametrize("command", ["search", "eval"])

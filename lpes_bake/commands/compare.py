@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lpes_bake.baselines.methods import METHODS
-from lpes_bake.commands.options import settings_options
+from lpes_bake.commands.options import GroupedCommand, quiet, revision, settings_options, trust_remote_code
 from lpes_bake.commands.search import is_first, option_words
 from lpes_bake.compare import CompareSettings
 from lpes_bake.search.tasks import task_help
@@ -19,19 +19,15 @@ from lpes_bake.search.tasks import task_help
 EPILOG = f"\b\nMethods: {', '.join(example for _, example in METHODS.values())}\n\n\b\n{task_help()}"
 
 
-@click.command("compare", epilog=EPILOG)
+@click.command("compare", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("model")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="New directory for it all.")
 @click.option("--resume", is_flag=True, help="Go on with the comparison in DIR; all other options must be the same.")
-@click.option("--revision", help="Branch, tag or commit of MODEL on the Hub.  [default: its main branch]")
 @settings_options(CompareSettings)
-@click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Run Python code that MODEL brings for its tokenizer. Read it first.",
-)
+@revision
+@trust_remote_code
 @click.option("--html", is_flag=True, help="Also write a page that stands alone.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@quiet
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

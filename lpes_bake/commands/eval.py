@@ -8,15 +8,16 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from lpes_bake.search.device import DTYPES
-from lpes_bake.search.prompts import PROMPT_FORMATS
+from lpes_bake.commands.options import GroupedCommand, grouped, quiet, revision, settings_options
 from lpes_bake.search.tasks import task_help
+from lpes_bake.settings import MACHINE, QUESTIONS, SearchSettings
 
 # What says which questions about places are asked, and how they are shown.
 PLACES_ONLY = ("factors", "specs", "contexts", "seed", "plot")
+BENCHMARKS = "Benchmarks"
 
 
-@click.command("eval", epilog=f"\b\n{task_help()}")
+@click.command("eval", cls=GroupedCommand, epilog=f"\b\n{task_help()}")
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
     "--factors",
@@ -25,84 +26,82 @@ PLACES_ONLY = ("factors", "specs", "contexts", "seed", "plot")
     multiple=True,
     help="Also score the first model with these factors, without baking. May be given more than once.",
 )
-@click.option(
+@grouped(
     "--task",
     "specs",
+    group=QUESTIONS,
     multiple=True,
     default=("kv",),
     show_default=True,
     metavar="SPEC",
     help="What is asked: NAME[:FILE][,key=value…], as for search. May be given more than once.",
 )
-@click.option(
+@grouped(
     "--contexts",
+    group=QUESTIONS,
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
     help="Contexts of each task, each asked at every position. The standard error at accuracy 0.5 is 5 points with "
     "100, 2.2 with 500.",
 )
-@click.option(
+@grouped(
     "--seed",
+    group=QUESTIONS,
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
     help="Seeds the drawing of questions. They are never those of a search, whatever its seed.",
 )
-@click.option(
-    "--prompt-format",
-    type=click.Choice(PROMPT_FORMATS),
-    default="auto",
-    show_default=True,
-    help="How prompts are put to the models: auto uses the tokenizer's chat template when there is one.",
-)
-@click.option(
+@settings_options(SearchSettings, "prompt_format")
+@grouped(
     "--benchmark",
     "benchmarks",
+    group=BENCHMARKS,
     multiple=True,
     metavar="SPEC",
     help="Ask a benchmark's questions about long texts instead: zeroscrolls/TASK[:FILE] or leval/TASK[:FILE], fetched "
     "from the Hub where there is no FILE (docs/benchmarks.md). May be given more than once.",
 )
-@click.option(
+@grouped(
     "--harness",
+    group=BENCHMARKS,
     metavar="TASK,TASK,…",
     help="Hand the models to lm-evaluation-harness instead, for tasks of it or of `lpes-bake tasks-dir`. A baked "
     "directory alone is compared with its base model.",
 )
-@click.option(
+@grouped(
     "--limit",
+    group=BENCHMARKS,
     type=click.IntRange(min=1),
     metavar="N",
     help="With --benchmark or --harness: the first N questions of each task only.",
 )
-@click.option(
+@grouped(
     "--num-fewshot",
+    group=BENCHMARKS,
     type=click.IntRange(min=0),
     metavar="N",
     help="With --harness: examples before each question.  [default: the task's own]",
 )
-@click.option("--revision", help="Branch, tag or commit of models on the Hub.  [default: their main branch]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Precision of the models.  [default: bfloat16 on a GPU that computes in it, else float32]",
-)
-@click.option(
+@settings_options(SearchSettings, "device", "dtype")
+@revision
+@grouped(
     "--batch-size",
+    group=MACHINE,
     type=click.IntRange(min=1),
     help="Contexts in a batch.  [default: what the device can take, less when memory is tight]",
 )
-@click.option(
+@grouped(
     "--trust-remote-code",
+    group=MACHINE,
     is_flag=True,
     help="Run Python code that a model brings for its tokenizer or, with --harness, that of a baked directory which is "
     "not ours. Read it first.",
 )
 @click.option("--plot", metavar="PNG", type=click.Path(path_type=Path), help="Draw the scores by position.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Also write the result as JSON.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@quiet
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lpes_bake.commands.options import flat_fields, settings_options
+from lpes_bake.commands.options import GroupedCommand, quiet, revision, settings_options, trust_remote_code
 from lpes_bake.search.ledger import Limits
 from lpes_bake.search.tasks import task_help
 from lpes_bake.settings import PRESETS, SearchSettings
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
     from lpes_bake.conclusion import SearchResult
 
-LIMITS = tuple(one.name for one, _ in flat_fields(Limits))
+LIMITS = tuple(one.name for one in fields(Limits))
 
 
-@click.command("search", epilog=f"\b\n{task_help()}")
+@click.command("search", cls=GroupedCommand, epilog=f"\b\n{task_help()}")
 @click.argument("model")
 @click.option("--out", required=True, metavar="RUN", type=click.Path(path_type=Path), help="New directory for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the run in RUN. Options not given are taken from it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and what it would take, and do no more.")
-@click.option("--revision", help="Branch, tag or commit of MODEL on the Hub.  [default: its main branch]")
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
@@ -38,15 +37,12 @@ LIMITS = tuple(one.name for one, _ in flat_fields(Limits))
     show_default=True,
     help="Defaults for the options below; paper is the paper's own algorithm at its own price.",
 )
-@settings_options(SearchSettings)
-@settings_options(Limits)
 @click.option("--force", is_flag=True, help="Write the winner to factors.json even where it does not beat the base.")
-@click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Run Python code that MODEL brings for its tokenizer. Read it first.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@settings_options(SearchSettings)
+@revision
+@trust_remote_code
+@settings_options(Limits, group="Limits")
+@quiet
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-BAR_CELLS = 40
+if TYPE_CHECKING:
+    from lpes_bake.factors import Factors
+
+# Layers in a row.
+ROW = 8
 
 
 @click.command("show")
 @click.argument("factors", metavar="FILE_OR_DIR", type=click.Path(path_type=Path))
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the factors over the layers into this PNG.")
-@click.option("--json", "as_json", is_flag=True, help="Print factors.json's content as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that factors.json holds, as JSON.")
 def command(factors: Path, plot: Path | None, as_json: bool) -> None:
-    """Show the factors in a file or directory: one row and one bar a layer.
+    """Show the factors in a file or directory: what they are, where they come from, what they gain and cost.
 
     FILE_OR_DIR is factors.json, the directory of a search or of a baked checkpoint, or a bare list of
     numbers (JSON, or one a line).
@@ -23,7 +29,6 @@ def command(factors: Path, plot: Path | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from lpes_bake.card import leaves
     from lpes_bake.factors import load_factors
 
     found = load_factors(factors)
@@ -35,29 +40,44 @@ def command(factors: Path, plot: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
         return
-    console = Console(highlight=False)
-    table = Table("layer", "factor", "", box=None)
-    table.columns[0].justify = table.columns[1].justify = "right"
-    highest = max(*found.layer_rope_scaling, 1.0)
-    for layer, factor in enumerate(found.layer_rope_scaling):
-        table.add_row(str(layer), f"{factor:.4g}", bar(factor / highest, 1 / highest))
-    console.print(table)
-    record = found.to_json()
-    for name in ("base", "curve", "search", "scores"):
-        for what, value in leaves(record.get(name) or {}, f"{name}:"):
-            console.print(f"{what} {value}", markup=False)
-    for name in ("tool_version", "date"):
-        if name in record:
-            console.print(f"{name.replace('_', ' ')}: {record[name]}", markup=False)
-    if plot is not None:
-        console.print(f"plot: {plot}", markup=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for heading, words in [*facts(found), *gains(found.scores or {}), ("plot", str(plot or ""))]:
+        if words:
+            table.add_row(heading, words)
+    Console(highlight=False, markup=False).print(table)
 
 
-def bar(length: float, one: float) -> str:
-    """A bar of `length` (0 … 1), and a mark where a factor of 1 ends."""
-    cells = ["█"] * max(1, round(length * BAR_CELLS))
-    cells += [" "] * (BAR_CELLS - len(cells))
-    mark = round(one * BAR_CELLS) - 1
-    if cells[mark] == " ":
-        cells[mark] = "┊"
-    return "".join(cells).rstrip()
+def facts(found: Factors) -> Iterator[tuple[str, str]]:
+    """What is known of the factors but for their scores, as rows: a heading, and words, if there are any."""
+    from lpes_bake.card import sparkline
+
+    factors, base, search = found.layer_rope_scaling, found.base or {}, found.search or {}
+    yield "base model", ", ".join(str(base[name]) for name in ("name", "revision", "architecture") if base.get(name))
+    yield "factors", f"{sparkline(factors)}  {min(factors):.4g} … {max(factors):.4g}"
+    for start in range(0, len(factors), ROW):
+        row = factors[start : start + ROW]
+        yield f"layers {start}–{start + len(row) - 1}", " ".join(f"{factor:<7.4g}" for factor in row)
+    known = ("optimizer", "prompt_format", "seed", "evaluations")
+    yield "search", ", ".join(f"{name.replace('_', ' ')} {search[name]}" for name in known if name in search)
+    yield "written", ", ".join(filter(None, [found.date, found.tool_version and f"lpes-bake {found.tool_version}"]))
+    yield "verdict", str(search.get("verdict", ""))
+
+
+def gains(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a search measured on unseen questions and on short text, as such rows: the mean differences from the base
+    model with their intervals. None for factors of 1, and for scores of any other shape."""
+    from lpes_bake.commands.search import signed
+
+    try:
+        rows = []
+        for task in scores["tasks"]:
+            accuracy, logprob = (signed(task["difference"][metric]["mean"]) for metric in ("accuracy", "logprob"))
+            asked = f"{task['title']}, {task['contexts']['report']} unseen contexts"
+            rows.append(("gain", f"{asked}: accuracy {accuracy}, log-probability {logprob}"))
+        text = scores["text"]
+        loss = f"log-probability a token {signed(text['difference'])}, {text['paragraphs']} paragraphs"
+        return [*rows, ("short text", loss)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []

@@ -9,29 +9,20 @@ from typing import Any
 import click
 
 from lpes_bake.baselines.moice_settings import MoICESettings
-from lpes_bake.commands.options import settings_options
-from lpes_bake.search.device import DTYPES
+from lpes_bake.commands.options import GroupedCommand, quiet, revision, settings_options, trust_remote_code
+from lpes_bake.settings import SearchSettings
 
 
-@click.command("train-moice")
+@click.command("train-moice", cls=GroupedCommand)
 @click.argument("model", metavar="MODEL")
 @click.argument("data", metavar="DATA.jsonl", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Where the routers go.")
 @click.option("--resume", is_flag=True, help="Go on with the training that DIR holds, with the same options.")
-@settings_options(MoICESettings)
-@click.option("--revision", help="Branch, tag or commit of a model on the Hub.  [default: its main branch]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps.  [default: the best there is]")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Precision of the model.  [default: bfloat16 on a GPU that computes in it, else float32]",
-)
-@click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Run Python code that the model brings for its tokenizer. Read it first.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
+@settings_options(MoICESettings, group="Training")
+@settings_options(SearchSettings, "device", "dtype")
+@revision
+@trust_remote_code
+@quiet
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the training as JSON.")
 @click.pass_context
 def command(
