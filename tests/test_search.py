@@ -140,7 +140,7 @@ def test_a_run_of_each_kind_can_be_shown_reported_and_exported(
 ) -> None:
     out = tmp_path / "run"
     # A learning rate by which steps are seen, no race that stops the gradient's checks; the winner, whatever it is.
-    changes = {**changes, "race": "off", "learning_rate": 0.3, "uniform": ""}
+    changes = {**changes, "race": "off", "learning_rate": 0.1, "uniform": ""}
     before = digests(small.model)
     content = small.run(out, "--force", **changes)
     assert load_result(out)["trials"] == content["trials"]

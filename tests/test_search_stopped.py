@@ -153,16 +153,17 @@ def test_a_search_out_of_time_ends_with_the_best_so_far_and_goes_on_later(
     real = Evaluator.compute
 
     def slow(self: Evaluator, unit: Unit) -> Result:
-        time.sleep(0.05 if unit.part == "search" else 0)
+        # Time for the model itself, also on a busy machine, and none for more than one candidate.
+        time.sleep(3 if unit.part == "search" and unit.factors != IDENTITY else 0)
         return real(self, unit)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "compute", slow)
-        content = small.run(out, "--max-time", "0.02")
-    assert content["ended"] == "the limit of 0.02 minutes is reached"
+        content = small.run(out, "--max-time", "0.05")
+    assert content["ended"] == "the limit of 0.05 minutes is reached"
     assert content["identity_score"] == content_of(whole)["identity_score"]
-    assert content["cost"]["evaluations"] < 18 and content["seconds"] >= 1.2
+    assert content["cost"]["evaluations"] < 18 and content["seconds"] >= 3
     small.run(out, "--resume")
     assert without_date(out) == without_date(whole)
 
