@@ -18,7 +18,7 @@ from typing import Any
 from lpes_bake.conclusion import Cost, Report, SearchResult, conclude
 from lpes_bake.factors import save_text
 from lpes_bake.plan import Plan, first_contexts, load_evaluator, make_plan, optimizer_of
-from lpes_bake.report import write_report
+from lpes_bake.report import load_result, write_report
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.journal import JOURNAL_FORMAT, decode_line, differences
 from lpes_bake.search.ledger import Ledger, LimitReached, Limits, open_journal
@@ -116,9 +116,10 @@ def check_same(out: Path, plan: Plan) -> None:
 
 def check_spent(out: Path, limits: Limits) -> None:
     """InputError when a limit would end the run sooner than it ended before, and so overwrite its result with less."""
-    if not (out / RESULT_FILE).is_file():
-        return
-    cost = json.loads((out / RESULT_FILE).read_text(encoding="utf-8"))["cost"]
+    try:
+        cost = load_result(out)["cost"]
+    except InputError:
+        return  # There is no whole result to lose: it is written, or written again.
     spent = {"tokens": cost["tokens"]["search"], "evaluations": cost["evaluations"]}
     for name, limit in (("tokens", limits.max_tokens), ("evaluations", limits.max_evaluations)):
         if limit is not None and limit < spent[name]:
