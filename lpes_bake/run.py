@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,8 @@ def run_plan(plan: Plan, ledger: Ledger, events: Events, *, force: bool, command
     cost = Cost(ledger)
     selection = select(
         ledger,
-        objective,
+        # The weights are of the searched tasks; others to select by count the same.
+        replace(objective, task_weights=()) if settings.selection_task else objective,
         study.ranking,
         study.complete,
         plan.choosing,

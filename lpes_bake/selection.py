@@ -115,7 +115,7 @@ def select(
             error = error_in([*itertools.chain(*parts)])
             if error is None:
                 values = [values_of(objective, results) for results in parts]
-                weights = weights or objective.task_weights(values)
+                weights = weights or objective.weights(values)
                 score = objective.score(values, weights, 0.0)
         if error is not None and not scored:
             ledger.forget([individual.factors])

@@ -126,6 +126,7 @@ class SearchSettings:
                 f"give at least {max(self.study.gradient_batch)}, or another optimizer"
             )
         self.study.batches(len(self.task))
+        self.objective.shares(len(self.task))
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; it must be at least 1")
         for one in fields(self):

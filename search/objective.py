@@ -5,8 +5,9 @@ score = Σ_t w_t · v_t − leash · (max(0, damage) + STEEP · max(0, damage �
 v_t: the fitness in task t, averaged over contexts, then aggregated over gold positions. w_t: 1 for a
 single task, so that the score is in the fitness's own units. Of several, each log-probability counts by
 its change relative to the model's own (w_t ∝ 1 / |v_t of the identity|), for a hard task's nats are many;
-accuracies and probabilities count equally. damage: what short plain text loses in log-probability a
-token against the identity; KL: how far its next-token distributions moved.
+accuracies and probabilities count equally; on top comes what the user says that each counts. damage: what
+short plain text loses in log-probability a token against the identity; KL: how far its next-token
+distributions moved.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ class Objective:
         default="mean",
         metadata={"help": "Of the gold positions: their mean, the worst, or mean minus spread.", "choices": OVER},
     )
+    task_weights: tuple[float, ...] = field(
+        default=(),
+        metadata={
+            "help": "What each --task counts, a number for each with commas: with 2,1 a gain of 1 % in the first is "
+            "worth one of 2 % in the second.",
+            "unset": "all count the same",
+        },
+    )
     leash: float = field(
         default=1.0, metadata={"help": "Price of a nat a token that short plain text loses, in units of fitness."}
     )
@@ -72,6 +81,8 @@ class Objective:
         for name in ("leash", "max_damage", "leash_kl"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if not all(0 < weight < math.inf for weight in self.task_weights):
+            raise InputError(f"task_weights is {','.join(map(str, self.task_weights))!r}; give positive numbers")
 
     @property
     def largest(self) -> float:
@@ -88,14 +99,24 @@ class Objective:
             raise ValueError("the fitness is accuracy, but the unit was computed without it")
         return np.array(result.exact, dtype=np.float64)
 
-    def task_weights(self, identity: Sequence[FloatArray]) -> tuple[float, ...]:
-        """The weight of each task, Σ = 1, from the identity's values."""
+    def shares(self, tasks: int) -> tuple[float, ...]:
+        """What each of so many tasks counts, 1 on average. Raises InputError unless task_weights are that many."""
+        weights = self.task_weights or (1.0,) * tasks
+        if len(weights) != tasks:
+            raise InputError(
+                f"task_weights has {len(weights)} number{'s' * (len(weights) > 1)} for {tasks} "
+                f"task{'s' * (tasks > 1)}; give one for each --task"
+            )
+        return tuple(weight * tasks / sum(weights) for weight in weights)
+
+    def weights(self, identity: Sequence[FloatArray]) -> tuple[float, ...]:
+        """w_t of each task, Σ = 1, from the identity's values."""
         if self.fitness == "logprob":
             sizes = [max(LEAST_VALUE, abs(float(self.aggregate(values.mean(0))))) for values in identity]
         else:
             sizes = [1.0] * len(identity)
-        total = sum(1 / size for size in sizes)
-        return tuple(1 / size / total for size in sizes)
+        worth = [share / size for share, size in zip(self.shares(len(sizes)), sizes, strict=True)]
+        return tuple(one / sum(worth) for one in worth)
 
     def aggregate(self, by_position: FloatArray) -> FloatArray:
         """(…, positions) → (…): the mean, the worst, or mean − (best − worst)."""

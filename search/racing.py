@@ -106,7 +106,7 @@ class Race:
         self._take_text(self.identity, text)
         for start in range(0, len(results), tasks):
             self._take_block(self.identity, results[start : start + tasks])
-        self.weights = objective.task_weights(self.identity.values)
+        self.weights = objective.weights(self.identity.values)
         self._finish(self.identity)
 
     @property

@@ -268,7 +268,8 @@ class Study:
                 weight * np.array(result.gradient)
                 for weight, result in zip(race.weights, whole[: self.tasks], strict=True)
             ]
-            gradient = np.sum(equally_long(pulls), axis=0)
+            shares = self.objective.shares(self.tasks)
+            gradient = np.sum([share * pull for share, pull in zip(shares, equally_long(pulls), strict=True)], axis=0)
             for drift in whole[self.tasks :]:
                 gradient += np.array(drift.gradient)
                 self._price = self.objective.next_price(self._price, entrant.damage)

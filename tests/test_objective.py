@@ -61,24 +61,41 @@ def test_values_are_those_of_the_fitness() -> None:
 
 def test_tasks_count_by_their_relative_change() -> None:
     easy, hard = np.array([[-0.5, -0.5]]), np.array([[-4.0, -2.0]])
-    weights = Objective().task_weights([easy, hard])
+    weights = Objective().weights([easy, hard])
     assert weights == pytest.approx((6 / 7, 1 / 7))
     # Ten percent better in one is worth as much as ten percent better in the other.
     objective, base = Objective(), Objective().score([easy, hard], weights, 0.0)
     gains = [objective.score(better, weights, 0.0) - base for better in ([0.9 * easy, hard], [easy, 0.9 * hard])]
     assert gains[0] == pytest.approx(gains[1]) and gains[0] > 0
-    assert Objective(over="worst").task_weights([easy, hard]) == pytest.approx((8 / 9, 1 / 9))
-    assert Objective().task_weights([hard]) == (1.0,)
+    assert Objective(over="worst").weights([easy, hard]) == pytest.approx((8 / 9, 1 / 9))
+    assert Objective().weights([hard]) == (1.0,)
+
+
+def test_tasks_count_as_the_user_says() -> None:
+    easy, hard = np.array([[-0.5]]), np.array([[-4.0]])
+    objective = Objective(task_weights=(2.0, 1.0))
+    weights = objective.weights([easy, hard])
+    assert sum(weights) == pytest.approx(1)
+    # Five percent better in the first is worth as much as ten percent better in the second.
+    base = objective.score([easy, hard], weights, 0.0)
+    gains = [objective.score(better, weights, 0.0) - base for better in ([0.95 * easy, hard], [easy, 0.9 * hard])]
+    assert gains[0] == pytest.approx(gains[1]) and gains[0] > 0
+    assert Objective(fitness="accuracy", task_weights=(3, 1)).weights([easy, hard]) == (0.75, 0.25)
+    for wrong in ((0.0, 1.0), (-1.0,), (math.inf,), (math.nan,)):
+        with pytest.raises(InputError, match="task_weights"):
+            Objective(task_weights=wrong)
+    with pytest.raises(InputError, match="task_weights has 2 numbers for 1 task; give one for each --task"):
+        objective.weights([easy])
 
 
 def test_a_solved_task_does_not_outweigh_all_others() -> None:
-    weights = Objective().task_weights([np.array([[-1e-6]]), np.array([[-1.0]])])
+    weights = Objective().weights([np.array([[-1e-6]]), np.array([[-1.0]])])
     assert weights == pytest.approx((1 / (1 + LEAST_VALUE), LEAST_VALUE / (1 + LEAST_VALUE)))
 
 
 @pytest.mark.parametrize("fitness", ["probability", "accuracy"])
 def test_tasks_count_equally_where_values_are_shares(fitness: str) -> None:
-    assert Objective(fitness=fitness).task_weights([np.array([[0.9]]), np.array([[0.0]])]) == (0.5, 0.5)
+    assert Objective(fitness=fitness).weights([np.array([[0.9]]), np.array([[0.0]])]) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("over", OVER)

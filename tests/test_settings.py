@@ -30,7 +30,9 @@ OTHER = SearchSettings(
     task=("kv,pairs=9", "qa:my data.jsonl"),
     selection_task=("mdqa:nq.jsonl.gz,documents=8",),
     optimizer="gradient",
-    objective=Objective(fitness="probability", over="worst", leash=0.25, max_damage=0.1, leash_kl=3.0),
+    objective=Objective(
+        fitness="probability", over="worst", task_weights=(2.0, 0.5), leash=0.25, max_damage=0.1, leash_kl=3.0
+    ),
     study=StudySettings(contexts=9, gradient_contexts=5, gradient_batch=(5,), race="exact", first_block=3),
     selection_contexts=11,
     report_contexts=12,

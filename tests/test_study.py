@@ -357,11 +357,12 @@ def test_an_optimizer_that_never_scores_leaves_the_identity() -> None:
     assert result.ended == "the script is over"
 
 
+@pytest.mark.parametrize("task_weights", [(), (3.0, 1.0)], ids=str)
 @pytest.mark.parametrize("over", OVER)
-def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str) -> None:
+def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str, task_weights: tuple[float, ...]) -> None:
     rng = np.random.default_rng(0)
     factors = tuple((1 + rng.uniform(-0.2, 0.2, LAYERS)).tolist())
-    objective = Objective(over=over, leash=2.0, max_damage=9.0, leash_kl=0.3)
+    objective = Objective(over=over, task_weights=task_weights, leash=2.0, max_damage=9.0, leash_kl=0.3)
     landscape = Landscape(noise=0.0)
     script = Script([(True, [factors])])
     run(compute=landscape, optimizer=script, objective=objective)
@@ -390,10 +391,12 @@ def test_gradients_are_those_of_the_objective_on_the_minibatch(over: str) -> Non
     step = 1e-6
     slopes = [(parts(factors + step * axis) - parts(factors - step * axis)) / (2 * step) for axis in np.eye(LAYERS)]
     first, second, text = np.array(slopes).T
-    # The longer of the two tasks' gradients is brought to the length of the other; that of short text is not.
+    # The longer of the two tasks' gradients is brought to the length of the other, then each counts as the user says;
+    # that of short text stays as it is.
     lengths = np.linalg.norm(first), np.linalg.norm(second)
     assert max(lengths) > 1.1 * min(lengths)
-    expected = first / lengths[0] * min(lengths) + second / lengths[1] * min(lengths) + text
+    ones, twos = (1.5, 0.5) if task_weights else (1, 1)
+    expected = min(lengths) * (ones * first / lengths[0] + twos * second / lengths[1]) + text
     assert outcome.gradient == pytest.approx(expected, rel=1e-5, abs=1e-8)
     if over == "mean":
         assert outcome.score == pytest.approx(parts(factors).sum())
