@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lpes_bake.factors import base_facts
+from lpes_bake.factors import base_facts, load_factors
 from lpes_bake.loading import load_model, load_tokenizer, require_causal
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.optimizers import make_optimizer
@@ -116,6 +116,7 @@ def make_plan(
         "questions": {str(number): task.describe() for number, task in enumerate(tasks, 1)},
         # Those that come along change from version to version.
         "paragraphs": hashlib.sha256(json.dumps(paragraphs).encode()).hexdigest()[:16],
+        "start_factors": start_of(settings, source.num_hidden_layers),
         **settings.flat(),
     }
     return Plan(
@@ -169,8 +170,18 @@ def wants_gradients(settings: SearchSettings) -> bool:
 
 def optimizer_of(settings: SearchSettings, layers: int) -> Any:
     """The optimizer, its chance seeded. Raises InputError for settings that cannot work."""
-    rng = np.random.default_rng(settings.seed)
-    return make_optimizer(settings.optimizer, settings.curve, settings.genetic, settings.gradient, layers, rng)
+    rng, start = np.random.default_rng(settings.seed), start_of(settings, layers)
+    return make_optimizer(settings.optimizer, settings.curve, settings.genetic, settings.gradient, layers, rng, start)
+
+
+def start_of(settings: SearchSettings, layers: int) -> tuple[float, ...] | None:
+    """The factors to go on from. Raises InputError unless there is one a layer."""
+    if settings.start is None:
+        return None
+    start = load_factors(settings.start).layer_rope_scaling
+    if len(start) != layers:
+        raise InputError(f"{settings.start} has {len(start)} factors, and the model {layers} layers")
+    return start
 
 
 def first_contexts(study: StudySettings, task: Task) -> int:
@@ -185,7 +196,7 @@ def first_contexts(study: StudySettings, task: Task) -> int:
 def trials_at_most(settings: SearchSettings) -> int:
     """How many trials a search can come to."""
     genetic, gradient = settings.genetic, settings.gradient
-    uniform = len(settings.curve.uniform_places)
+    uniform = len(settings.curve.uniform_places) + (settings.start is not None)
     climb = gradient.steps + math.ceil(gradient.steps / gradient.check_every)
     if settings.optimizer == "gradient":
         return uniform + climb

@@ -82,6 +82,14 @@ class SearchSettings:
         choices=PROMPT_FORMATS,
     )
     seed: int = setting(0, "Seeds the search and the drawing of its questions.", QUESTIONS)
+    start: str | None = setting(
+        None,
+        "Factors to go on from (factors.json, a run, a baked directory or a list), where no uniform factor is better. "
+        "For --optimizer gradient.",
+        OPTIMIZER,
+        unset="the best uniform factor",
+        metavar="FACTORS",
+    )
     curve: CurveSettings = field(default_factory=CurveSettings, metadata={"group": OPTIMIZER})
     genetic: GeneticSettings = field(default_factory=GeneticSettings, metadata={"group": "Genetic algorithm"})
     gradient: GradientSettings = field(default_factory=GradientSettings, metadata={"group": "Gradient"})
@@ -125,6 +133,8 @@ class SearchSettings:
                 f"gradient_contexts is 0, but the optimizer {self.optimizer} follows gradients; "
                 f"give at least {max(self.study.gradient_batch)}, or another optimizer"
             )
+        if self.start is not None and self.optimizer != "gradient":
+            raise InputError(f"start is for the optimizer gradient, not for {self.optimizer}: leave one of the two out")
         self.study.batches(len(self.task))
         self.objective.shares(len(self.task))
         if self.batch_size is not None and self.batch_size < 1:

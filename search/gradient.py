@@ -88,15 +88,16 @@ class Adam:
 
 
 class GradientSearch(AskTell):
-    """Climbs from the best uniform factor, or from `start`, by gradients on minibatches.
+    """Climbs from the best uniform factor, from `start`, or from one of `others`, by gradients on minibatches.
 
-    It asks for the uniform factors' scores, then for one gradient a step, and after every `check_every`
-    steps for a score of where it stands: of the mean of the last half of these steps, for a single one goes where
-    its minibatch pulls (Polyak and Juditsky 1992). What wins is the best of what was scored. After a gradient that
-    failed it goes on from the best so far with half the learning rate.
+    It asks for the uniform factors' scores and those of others, and begins at the best; then for one gradient a step,
+    and after every `check_every` steps for a score of where it stands: of the mean of the last half of these steps, for
+    a single one goes where its minibatch pulls (Polyak and Juditsky 1992). What wins is the best of what was scored.
+    After a gradient that failed it goes on from the best so far with half the learning rate.
     layers: decoder layers of the model. start: (layers,) factors; those of a curve whose control points
     do not stand at even distances are fitted by least squares. A race may drop such a fit, which is worse than what
-    it fits: the climb begins there all the same. There is no chance in it.
+    it fits: the climb begins there all the same, and uniform factors are not asked for. others: such factors that are
+    scored with the uniform ones. There is no chance in it.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class GradientSearch(AskTell):
         settings: GradientSettings,
         layers: int,
         start: Sequence[float] | None = None,
+        others: Sequence[Sequence[float]] = (),
     ) -> None:
         super().__init__()
         self.curve, self.settings, self.layers = curve, settings, layers
@@ -112,7 +114,8 @@ class GradientSearch(AskTell):
         self._basis = np.eye(layers) if free else bernstein(layers, curve.control_points)
         self._smoothness = settings.smoothness if free else 0.0
         self._z = self._fit(start if start is not None else np.ones(layers))
-        self._first = [self._individual(self._z)] if start is not None else uniform_population(curve, layers)
+        self._first = [self._individual(self._fit(one)) for one in others]
+        self._first[:0] = [self._individual(self._z)] if start is not None else uniform_population(curve, layers)
         self._best_z, self._best_score = self._z, -math.inf
         self._adam = Adam(settings.learning_rate)
         self._trail: deque[FloatArray] = deque(maxlen=math.ceil(settings.check_every / 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +26,13 @@ def make_optimizer(
     gradient: GradientSettings,
     layers: int,
     rng: np.random.Generator,
+    start: Sequence[float] | None = None,
 ) -> Optimizer:
     """The optimizer of that name, one of OPTIMIZERS, for a model of so many decoder layers.
 
     genetic gives population and generations of all that score populations; rng is theirs alone from now
-    on. Raises InputError for an unknown name and for settings that cannot work.
+    on. start: (layers,) factors that a gradient may begin at. Raises InputError for an unknown name and for settings
+    that cannot work.
     """
     if name == "genetic":
         return GeneticSearch(curve, genetic, layers, rng)
@@ -38,7 +41,7 @@ def make_optimizer(
     if name == "cma-es":
         return CmaSearch(curve, genetic, layers, rng)
     if name == "gradient":
-        return GradientSearch(curve, gradient, layers)
+        return GradientSearch(curve, gradient, layers, others=[] if start is None else [start])
     if name == "hybrid":
         warmup = replace(genetic, generations=min(genetic.generations, gradient.warmup))
         return HybridSearch(

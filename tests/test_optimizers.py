@@ -497,6 +497,20 @@ def test_a_start_is_met_by_the_closest_curve(control_points: int) -> None:
     assert climb(curve=curve, start=uneven).ask()[0].factors == pytest.approx(expected, abs=2e-4)
 
 
+@pytest.mark.parametrize("space", ["curve", "free"])
+def test_factors_to_go_on_from_stand_beside_the_uniform_ones_and_the_climb_begins_at_the_best(space: str) -> None:
+    curve = CurveSettings(uniform=(0.9,))
+    start = decode(even_points([0.9, 1.1, 0.8, 1.0], LAYERS), LAYERS)
+    settings = GradientSettings(space=space)
+    for best in range(3):
+        search = make_optimizer("gradient", curve, GeneticSettings(), settings, LAYERS, np.random.default_rng(0), start)
+        asked = search.ask()
+        assert [asked[0].factors, asked[1].factors] == [(1.0,) * LAYERS, (0.9,) * LAYERS]
+        assert asked[2].factors == pytest.approx(start, abs=2e-4)
+        search.tell([Outcome(-0.5 if place == best else -1.0) for place in range(3)])
+        assert search.ask()[0].factors == pytest.approx(asked[best].factors, abs=2e-4) and search.wants_gradient
+
+
 def test_a_start_that_no_curve_comes_close_to_gives_no_wild_one() -> None:
     jump = np.repeat([0.8, 1.2], LAYERS // 2)
     closest = np.polynomial.Polynomial.fit(np.arange(LAYERS), jump, 11)(np.arange(LAYERS))

@@ -90,6 +90,8 @@ def test_a_run_that_another_process_has_open_is_refused(whole: Path, small: Smal
         ({"optimizer": "gradient", "gradient-batch": "9"}, "gradient_contexts is 4"),
         ({"optimizer": "gradient", "steps": "0"}, "steps is 0"),
         ({"task-weights": "2,1"}, "task_weights has 2 numbers for 1 task"),
+        ({"optimizer": "gradient", "start": "nowhere"}, "nowhere: No such file"),
+        ({"optimizer": "hybrid", "start": "nowhere"}, "start is for the optimizer gradient, not for hybrid"),
         ({"fitness": "loss"}, "'loss' is not one of 'logprob'"),
         ({"over": "best"}, "'best' is not one of 'mean'"),
         ({"race": "fair"}, "'fair' is not one of 'probable'"),

@@ -119,6 +119,21 @@ def test_resuming_with_other_data_or_other_text_is_refused(many: Path, small: Sm
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_search_that_goes_on_from_factors_is_resumed_with_the_same_ones_only(small: Small, tmp_path: Path) -> None:
+    start, out = tmp_path / "start.json", tmp_path / "run"
+    start.write_text("[0.5, 1.5]")
+    result = small.run(out, start=start, optimizer="gradient", space="free", steps=1)
+    first = [trial["layer_rope_scaling"] for trial in result["trials"] if trial["kind"] == "score"]
+    assert [0.5, 1.5] in first
+    start.write_text("[0.5, 1.25]")
+    message = one_line(small.search(out, "--resume", start=start, optimizer="gradient", space="free", steps=1))
+    assert "start_factors" in message and "1.5" in message and "1.25" in message
+    start.write_text("[0.5, 1.5, 1.0]")
+    message = one_line(small.search(tmp_path / "other", start=start, optimizer="gradient"))
+    assert "start.json has 3 factors, and the model 2 layers" in message and not (tmp_path / "other").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("limit", "words"),
     [

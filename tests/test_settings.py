@@ -30,6 +30,7 @@ OTHER = SearchSettings(
     task=("kv,pairs=9", "qa:my data.jsonl"),
     selection_task=("mdqa:nq.jsonl.gz,documents=8",),
     optimizer="gradient",
+    start="earlier run",
     objective=Objective(
         fitness="probability", over="worst", task_weights=(2.0, 0.5), leash=0.25, max_damage=0.1, leash_kl=3.0
     ),
