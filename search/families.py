@@ -97,6 +97,7 @@ FAMILIES = (
     Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM"),
     Family("cohere", "Cohere", WITHOUT_CLASSIFIER),
     Family("glm4", "Glm4"),
+    Family("deepseek_v3", "DeepseekV3"),
 )
 
 
