@@ -15,7 +15,6 @@ from __future__ import annotations
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3ForCausalLM,
-    DeepseekV3ForSequenceClassification,
     DeepseekV3Model,
     DeepseekV3RotaryEmbedding,
 )
@@ -23,7 +22,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from .layer_rope_scaling import (
     LayerScaledDecoderLayer,
     LayerScaledForCausalLM,
-    LayerScaledForSequenceClassification,
     LayerScaledModel,
     LayerScaledRotaryEmbedding,
     LpesDeepseekV3Config,
@@ -49,13 +47,6 @@ class LpesDeepseekV3Model(LayerScaledModel, DeepseekV3Model):
 
 class LpesDeepseekV3ForCausalLM(LayerScaledForCausalLM, DeepseekV3ForCausalLM):
     """The language model: logits out."""
-
-    config_class = LpesDeepseekV3Config
-    model_class = LpesDeepseekV3Model
-
-
-class LpesDeepseekV3ForSequenceClassification(LayerScaledForSequenceClassification, DeepseekV3ForSequenceClassification):
-    """A score for each label, from the last token."""
 
     config_class = LpesDeepseekV3Config
     model_class = LpesDeepseekV3Model
