@@ -485,7 +485,9 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
         wanted.append(("lm_head.", "embed_out."))
     missing = [f"{either[0]}weight" for either in wanted if not any(name.startswith(either) for name in names)]
     # Of a mixture of experts, some layers may be dense.
-    mixed = bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step") not in (None, 1)
+    mixed = bool(config.get("mlp_only_layers") or config.get("first_k_dense_replace")) or config.get(
+        "decoder_sparse_step"
+    ) not in (None, 1)
     # Fewer tensors than layers are too few, however many layers a broken config claims.
     layers: dict[int, set[str]] = {layer: set() for layer in range(min(num_layers(config, where), len(names)))}
     for name in names:

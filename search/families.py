@@ -78,7 +78,7 @@ class Family:
 # config's always is: so this one file makes the config classes and holds all that modeling files share.
 SHARED_MODULE = "layer_rope_scaling"
 
-# Granite and Cohere have no classifier, and OLMo 2 only in versions of transformers that are newer than its model.
+# Granite and Cohere have no classifier, OLMo 2 and DeepSeek-V3 only in versions of transformers newer than they are.
 WITHOUT_CLASSIFIER = ("ForCausalLM", "Model")
 FAMILIES = (
     Family("llama", "Llama"),
@@ -97,6 +97,7 @@ FAMILIES = (
     Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM"),
     Family("cohere", "Cohere", WITHOUT_CLASSIFIER),
     Family("glm4", "Glm4"),
+    Family("deepseek_v3", "DeepseekV3", WITHOUT_CLASSIFIER),
 )
 
 

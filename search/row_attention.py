@@ -29,9 +29,9 @@ def row_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of rows: as many last queries as `attention_mask` has rows are masked by it, those before are causal.
 
-    query: (batch, heads, queries, head_dim); key, value: (batch, key heads, keys, head_dim), the cache's first.
-    attention_mask: (batch, 1, masked, keys), true where a query may look. Returns (batch, queries, heads,
-    head_dim). A mask for all queries would keep fast kernels out and be of quadratic size.
+    query: (batch, heads, queries, head_dim); key: (batch, key heads, keys, head_dim), the cache's first; value: the
+    same, or narrower. attention_mask: (batch, 1, masked, keys), true where a query may look. Returns (batch, queries,
+    heads, width of value). A mask for all queries would keep fast kernels out and be of quadratic size.
     """
     batch, heads, queries, width = query.shape
     group = heads // key.shape[1]
@@ -54,7 +54,7 @@ def row_attention(
     added = torch.nn.functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=attention_mask.repeat(1, 1, group, 1), scale=scaling
     )
-    parts.append(added.reshape(batch, heads, masked, width).transpose(1, 2))
+    parts.append(added.reshape(batch, heads, masked, -1).transpose(1, 2))
     return torch.cat(parts, dim=1), None
 
 

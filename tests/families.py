@@ -62,6 +62,22 @@ TINY_FAMILIES = {
     ),
     "cohere": TinyFamily({"logit_scale": 0.5}, interleaved=True),
     "glm4": TinyFamily({"head_dim": 32}),
+    "deepseek_v3": TinyFamily(
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 48,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 32,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 24,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 48,
+        }
+    ),
 }
 
 
