@@ -265,7 +265,8 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_whole_prompt(tmp
 
 def test_where_memory_has_no_room_for_what_is_in_common_each_prompt_is_read_by_itself(small: Small) -> None:
     plan = make_plan(str(small.model), CompareSettings(("pi=1.5",), (KV,), contexts=1, device="cpu", dtype="float32"))
-    decoder, questions = plan.methods["pi=1.5"].load(plan.source, plan.device, plan.dtype), plan.questions(("base", 0, 0))
+    decoder = plan.methods["pi=1.5"].load(plan.source, plan.device, plan.dtype)
+    questions = plan.questions(("pi=1.5", 0, 0))
     found, expected = (make_interview(plan).ask(one, plan.tasks[0], questions) for one in (Full(decoder), decoder))
     assert found.logprob == pytest.approx(expected.logprob, abs=1e-4) and found.exact == expected.exact
 
