@@ -59,11 +59,12 @@ class Interview:
 
     @torch.inference_mode()
     def ask(self, decoder: Decoder, task: Task, questions: Sequence[Encoded]) -> Answers:
-        """All questions of a context. Where memory runs out, fewer at a time; InputError when one alone is too much."""
-        size = min(self.batch_size, len(questions))
+        """All questions of a context. Where memory runs out, fewer at a time, and each prompt by itself; InputError
+        when one alone is too much."""
+        size, shared = min(self.batch_size, len(questions)), decoder.in_parts
         while True:
             try:
-                start = self._common(decoder, questions) if size == 1 and decoder.in_parts else None
+                start = self._common(decoder, questions) if size == 1 and shared else None
                 parts = [
                     self._batch(decoder, task, questions[first : first + size], start)
                     for first in range(0, len(questions), size)
@@ -76,14 +77,14 @@ class Interview:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                if size == 1:
+                if size == 1 and not shared:
                     longest = max(len(one.prompt) for one in questions)
                     raise InputError(
                         f"out of memory on {self.device} with a single prompt of up to {longest} tokens; use shorter "
                         "contexts, a smaller dtype or another device"
                     ) from error
             # Outside of the handler, which keeps the tensors of the failed call alive.
-            size //= 2
+            size, shared = max(1, size // 2), shared and size > 1
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -117,12 +117,14 @@ def check_same(out: Path, plan: Plan) -> None:
 def check_spent(out: Path, limits: Limits) -> None:
     """InputError when a limit would end the run sooner than it ended before, and so overwrite its result with less."""
     try:
-        cost = load_result(out)["cost"]
+        result = load_result(out)
     except InputError:
         return  # There is no whole result to lose: it is written, or written again.
+    cost, ended = result["cost"], result["ended"]
     spent = {"tokens": cost["tokens"]["search"], "evaluations": cost["evaluations"]}
     for name, limit in (("tokens", limits.max_tokens), ("evaluations", limits.max_evaluations)):
-        if limit is not None and limit < spent[name]:
+        # The limit that ended it is passed by the last unit's tokens, and would end it there again.
+        if limit is not None and limit < spent[name] and ended != f"the limit of {limit} {name} is reached":
             raise InputError(
                 f"{out} holds the result of a search of {spent[name]} {name}, more than --max-{name} {limit}; "
                 "give more, or no limit"

@@ -104,6 +104,15 @@ def head_logits(model: Any, hidden: Any) -> Any:
     return logits
 
 
+def length_dependent(model: Any) -> bool:
+    """Whether the model's rotary frequencies depend on the length of a call: RoPE types dynamic and longrope."""
+    from lpes_bake.modeling.layer_rope_scaling import LENGTH_DEPENDENT
+
+    rope_type = model.base_model.rotary_emb.rope_type
+    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
+    return not {*rope_types}.isdisjoint(LENGTH_DEPENDENT)
+
+
 def set_factors(model: Any, factors: Sequence[float]) -> None:
     """Give a loaded model other factors: a matter of microseconds, nothing is reloaded."""
     model.base_model.rotary_emb.set_layer_rope_scaling(factors)

@@ -33,6 +33,9 @@ LEAST_VALUE = 0.1
 # on real models pays for it, and still a slope that leads back.
 STEEP = 20.0
 
+# A gradient of a task is nothing beside the longest where it is no longer than this share of it.
+NEGLIGIBLE = 0.01
+
 # How fast the price that gradients see rises, in leashes a step for a nat of damage beyond max_damage. A price that
 # jumps at the limit as the score's does would throw Adam about; this one comes to where the limit is just met.
 PRICE_RATE = 50.0
@@ -164,11 +167,14 @@ class Objective:
 
 
 def equally_long(gradients: Sequence[FloatArray]) -> list[FloatArray]:
-    """Gradients of tasks, each (layers,), shortened to the length of the shortest that is not 0.
+    """Gradients of tasks, each (layers,), shortened to the length of the shortest that is not NEGLIGIBLE.
 
     Answers of many nats have long gradients that differ from context to context far more than they have in common:
-    on minibatches, their noise would drown what the other tasks say.
+    on minibatches, their noise would drown what the other tasks say. A task that is all but solved has next to none,
+    and leaves the others as they are: shortened to it, all would be drowned by the price of damage.
     """
     lengths = [float(np.linalg.norm(gradient)) for gradient in gradients]
-    shortest = min((length for length in lengths if length), default=0.0)
-    return [gradient * (shortest / (length or 1.0)) for gradient, length in zip(gradients, lengths, strict=True)]
+    shortest = min((length for length in lengths if length > NEGLIGIBLE * max(lengths)), default=0.0)
+    return [
+        gradient * min(1.0, shortest / (length or 1.0)) for gradient, length in zip(gradients, lengths, strict=True)
+    ]

@@ -12,7 +12,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lpes_bake.modeling.layer_rope_scaling import LENGTH_DEPENDENT
+from lpes_bake.search.models import length_dependent
 
 # The name that `row_attention` goes by in transformers' registry.
 ROW_ATTENTION = "lpes_rows"
@@ -67,9 +67,8 @@ def rows_fit(model: Any, longest: int) -> bool:
     It does not for frequencies that depend on the length of a call (dynamic, longrope), for a window that
     slides within a prompt, and for attention scores that are capped (Gemma 2).
     """
-    config, rope_type = model.config, model.base_model.rotary_emb.rope_type
-    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
-    if not {*rope_types}.isdisjoint(LENGTH_DEPENDENT) or getattr(config, "attn_logit_softcapping", None):
+    config = model.config
+    if length_dependent(model) or getattr(config, "attn_logit_softcapping", None):
         return False
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "use_sliding_window", True) if kinds is None else {*kinds} != {"full_attention"}

@@ -18,10 +18,10 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lpes_bake.answers import Interview
-from lpes_bake.baselines.decoder import Decoder, ModelDecoder
+from lpes_bake.baselines.decoder import Decoder, ModelDecoder, State
 from lpes_bake.baselines.methods import Method
 from lpes_bake.baselines.moice import new_routers, save_routers
 from lpes_bake.compare import CompareSettings, make_interview, make_plan, named_methods
@@ -244,6 +244,56 @@ def test_what_questions_have_in_common_is_read_once_where_the_method_allows_it(
             assert counting.read > 9 and all(one[: counting.read] == first[: counting.read] for one in others)
         else:
             assert name == "ms-poe" and counting.read == whole.read
+
+
+def test_frequencies_that_depend_on_the_length_are_those_of_the_whole_prompt(tmp_path: Path) -> None:
+    # Prompts of 202 tokens: what they begin with would be read with the short factors.
+    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 190, **factors}
+    model = write_tiny(tmp_path / "long", "llama", **SMALL, rope_scaling=rope)
+    plan = make_plan(str(model), CompareSettings(("attention-buckets",), (KV,), contexts=1, device="cpu"))
+    base, buckets = (one.load(plan.source, plan.device, torch.float32) for one in plan.methods.values())
+    library = LlamaForCausalLM.from_pretrained(model)
+    expected, questions = [], plan.questions(("base", 0, 0))
+    for one in questions:
+        assert len(one.prompt) == 202
+        logprobs = library(torch.tensor([one.prompt + one.answer[:-1]])).logits[0, 201:].log_softmax(-1)
+        expected.append(float(logprobs.gather(-1, torch.tensor(one.answer)[:, None]).mean()))
+    assert make_interview(plan).ask(base, plan.tasks[0], questions).logprob == pytest.approx(expected, abs=1e-4)
+    assert not buckets.in_parts
+
+
+def test_where_memory_has_no_room_for_what_is_in_common_each_prompt_is_read_by_itself(small: Small) -> None:
+    plan = make_plan(str(small.model), CompareSettings(("pi=1.5",), (KV,), contexts=1, device="cpu", dtype="float32"))
+    decoder = plan.methods["pi=1.5"].load(plan.source, plan.device, plan.dtype)
+    questions = plan.questions(("pi=1.5", 0, 0))
+    found, expected = (make_interview(plan).ask(one, plan.tasks[0], questions) for one in (Full(decoder), decoder))
+    assert found.logprob == pytest.approx(expected.logprob, abs=1e-4) and found.exact == expected.exact
+
+
+class Uncopied(State):
+    """A state that memory has no room for twice."""
+
+    def __deepcopy__(self, memo: Any) -> Uncopied:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
+
+
+class Full:
+    """A decoder whose states cannot be copied."""
+
+    in_parts = True
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
+        """See `Decoder`."""
+        logprobs, state = self.decoder.prefill(input_ids, attention_mask)
+        return logprobs, Uncopied(state.cache, state.mask)
+
+    def decode(self, state: Any, input_ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self.decoder.decode(state, input_ids)
 
 
 @dataclass

@@ -377,3 +377,11 @@ def test_a_step_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as stop:
         paper.run(dataclasses.replace(step, optional=False), tmp_path)
     assert stop.value.code == 2
+
+
+def test_a_measurement_of_bad_input_fails_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        words = ("python", "-m", "benchmarks.paper.variants", str(tmp_path / "none.json"), str(tmp_path))
+        paper.run(Step(tmp_path / "noisy-4.json", words), tmp_path)
+    error = capfd.readouterr().err
+    assert stop.value.code == 2 and error.startswith("Error: ") and error.count("\n") == 1

@@ -151,6 +151,8 @@ def test_a_limit_ends_the_search_with_the_best_so_far_and_without_it_the_run_goe
     assert content["identity_score"] == content_of(whole)["identity_score"]
     best = max(one["score"] for one in content["trials"] if one["complete"])
     assert max(one["search_score"] for one in content["selection"]["finalists"]) == best
+    before = content_of(out)
+    assert small.search(out, "--resume", *limit).exit_code == 0 and content_of(out) == before
     # Stopping is no setting of the run: with a larger limit, or none, it goes on.
     result = (out / "result.json").read_bytes()
     refused = invoke("search", small.model, "--out", out, "--resume", limit[0], 2)

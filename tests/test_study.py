@@ -406,6 +406,9 @@ def test_a_task_without_a_gradient_leaves_the_others_as_they_are() -> None:
     long, short, none = np.array([3.0, 4.0]), np.array([0.0, 1.0]), np.zeros(2)
     shortened = np.array(equally_long([long, none, short]))
     assert shortened == pytest.approx(np.array([[0.6, 0.8], [0.0, 0.0], [0.0, 1.0]]))
+    # A task that is all but solved sets no length.
+    solved = np.array([0.0, 1e-6])
+    assert np.array(equally_long([long, solved, short])) == pytest.approx(np.array([[0.6, 0.8], solved, [0.0, 1.0]]))
     assert equally_long([none])[0].tolist() == [0.0, 0.0]
     assert equally_long([long])[0].tolist() == [3.0, 4.0]
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from benchmarks.paper.measuring import contexts_of, factors_of, load, task_options_of, write
+from benchmarks.paper.measuring import contexts_of, factors_of, load, run, task_options_of, write
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import cache_argument, device_of, set_factors
 from lpes_bake.search.prompts import Encoded
@@ -120,4 +120,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.paper.measuring import contexts_of, factors_of, load, task_options_of, write
+from benchmarks.paper.measuring import contexts_of, factors_of, load, run, task_options_of, write
 from lpes_bake.search.models import device_of, set_factors
 
 MEASURES = ("relative_l2", "one_minus_cosine", "step")
@@ -102,4 +102,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,22 +1,34 @@
-"""What measurements inside a model share: their options, and the model, the prompts and the factors that they take."""
+"""What measurements inside a model share: their options, the model, the prompts and the factors that they take, and how
+bad input reaches the user."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lpes_bake.factors import check_factors, finite, load_factors, save_text
 from lpes_bake.loading import load_model, load_tokenizer
 from lpes_bake.search.device import pick_device, pick_dtype
+from lpes_bake.search.errors import InputError
 from lpes_bake.search.prompts import Encoded, take
 from lpes_bake.search.tasks import parse_task
 from lpes_bake.source import Source, open_source
 
 # That of `eval` and `compare`.
 SEED = 1
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command. Bad input is one line on stderr and exit code 2, as for lpes-bake."""
+    try:
+        main()
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def options_of(about: str | None) -> argparse.ArgumentParser:

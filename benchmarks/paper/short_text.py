@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.paper.measuring import factors_of, load, options_of, write
+from benchmarks.paper.measuring import factors_of, load, options_of, run, write
 from lpes_bake.search.short_text import Drift, read_paragraphs
 from lpes_bake.search.statistics import paired_interval
 
@@ -40,4 +40,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

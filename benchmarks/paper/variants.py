@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paper.measuring import run
 from lpes_bake.factors import load_factors, save_text
 from lpes_bake.search.curve import FACTOR_DECIMALS
 
@@ -51,4 +52,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -37,12 +37,11 @@ class BucketRotary(nn.Module):
 class AttentionBuckets:
     """A decoder of N passes, for N bases. model: one of transformers' own, which it takes over."""
 
-    in_parts = True
-
     def __init__(self, model: Any, bases: Sequence[float]) -> None:
-        model.base_model.rotary_emb = BucketRotary([rotary_with_base(model, base) for base in bases])
-        self.passes = len(bases)
         self._decoder = ModelDecoder(model)
+        self.in_parts = self._decoder.in_parts
+        self.passes = len(bases)
+        model.base_model.rotary_emb = BucketRotary([rotary_with_base(model, base) for base in bases])
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, State]:
         """See Decoder."""

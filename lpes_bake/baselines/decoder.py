@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from lpes_bake.search.models import cache_argument, device_of, head_logits
+from lpes_bake.search.models import cache_argument, device_of, head_logits, length_dependent
 
 
 class Decoder(Protocol):
@@ -19,8 +19,8 @@ class Decoder(Protocol):
     """
 
     in_parts: bool
-    """Whether tokens are read alike by `prefill` and by `decode`. Where not, for the end of the prompt decides how
-    all of it is read, a prompt must go in whole."""
+    """Whether tokens are read alike by `prefill` and by `decode`. Where not, for the end of the prompt, or its length,
+    decides how all of it is read, a prompt must go in whole."""
 
     def prefill(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Any]:
         """(B, S) left-padded token ids and their mask → log-probabilities (B, V) of the next token, and the state
@@ -41,10 +41,10 @@ class State:
 class ModelDecoder:
     """Any transformers model, with its own cache. Log-probabilities are float32."""
 
-    in_parts = True
-
     def __init__(self, model: Any) -> None:
         self.model = model
+        # Where frequencies depend on the length of a call, what was read first would have others than the rest.
+        self.in_parts = not length_dependent(model)
         self._cache_argument = cache_argument(model)
 
     @torch.inference_mode()

@@ -73,10 +73,9 @@ class HiddenChannel(ModelDecoder):
     attend with the plain ones, and the last token meets the scaled ones in the cache.
     """
 
-    in_parts = False  # `decode` takes every token for the last one in its turn.
-
     def __init__(self, model: Any, channel: int, scale: float, layers: Iterable[int]) -> None:
         super().__init__(model)
+        self.in_parts = False  # `decode` takes every token for the last one in its turn.
         self.channel, self.scale = channel, scale
         self._last = True
         for layer in layers:

@@ -42,12 +42,11 @@ class MsPoEState(State):
 class MsPoE(ModelDecoder):
     """model: one of transformers' own with Llama's attention, which it takes over."""
 
-    in_parts = False  # The prompt's last token sets the ratios.
-
     def __init__(
         self, model: Any, *, released: bool, ratio_min: float = RATIO_MIN, ratio_max: float = RATIO_MAX
     ) -> None:
         super().__init__(model)
+        self.in_parts = False  # The prompt's last token sets the ratios.
         config = model.config
         self.released = released
         heads = config.num_attention_heads
