@@ -120,6 +120,9 @@ class SearchSettings:
     def __post_init__(self) -> None:
         if not self.task:
             raise InputError("no task is given; a search needs at least one")
+        for tasks in (self.task, self.selection_task):
+            if twice := next((one for one in tasks if tasks.count(one) > 1), None):
+                raise InputError(f"the task {twice} is given twice; --task-weights makes one count more")
         for name, least in (
             ("selection_contexts", 2),
             ("report_contexts", 2),

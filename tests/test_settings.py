@@ -200,3 +200,9 @@ def test_every_setting_is_json() -> None:
     assert set(flat) == {name for name in asdict(OTHER) if name not in NESTED} | {
         one.name for part in NESTED.values() for one in fields(part)
     }
+
+
+def test_a_task_given_twice_is_refused() -> None:
+    for name in ("task", "selection_task"):
+        with pytest.raises(InputError, match="the task kv,pairs=4 is given twice"):
+            SearchSettings(**{name: ("kv,pairs=4", "kv", "kv,pairs=4")})
