@@ -244,7 +244,7 @@ def test_models_that_cannot_be_asked_the_same_are_refused(small: Small, tmp_path
         (["{base}", "--task", "kv,size=3"], "there is no setting 'size'; there are: pairs=16"),
         (["{base}", "--task", "kv,pairs=6,positions=6"], "gold position 6"),
         (["{base}", "--task", "mdqa:nowhere.jsonl"], "nowhere.jsonl does not exist"),
-        (["{base}", "--task", "qa:{own}"], "asked for 3: ask for fewer, or bring more data"),
+        (["{base}", "--task", "qa:{own}"], "asked for 3 (--contexts): ask for fewer, or bring more data"),
         (["{base}", "--prompt-format", "chat"], "no chat template"),
         (["{base}", "--prompt-format", "nonsense"], "'nonsense' is not one of 'auto'"),
         (["{base}", "--device", "cuda:77"], "device 'cuda:77'"),
