@@ -361,8 +361,8 @@ def table_settings(scaling: Mapping[str, Any], top: Mapping[str, Any], where: st
     types = [scaling[name] for name in ("rope_type", "type") if scaling.get(name) is not None]
     if types[1:] and types[0] != types[1]:
         raise InputError(
-            f"{where}: {key} in config.json has rope_type {types[0]!r} and type {types[1]!r}, and transformers 4 goes by "
-            "type, 5 by rope_type: leave the right one in a local copy"
+            f"{where}: {key} in config.json has rope_type {types[0]!r} and type {types[1]!r}, and transformers 4 goes "
+            "by type, 5 by rope_type: leave the right one in a local copy"
         )
     rope_type = types[0] if types else "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
