@@ -183,8 +183,9 @@ class Yes(io.BytesIO):
         return super().read1(size)
 
 
+@pytest.mark.parametrize("command", ["search", "eval", "compare --methods pi=2"])
 def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted_and_nobody_is_asked(
-    small: Small, tmp_path: Path
+    command: str, small: Small, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(small.model, tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
@@ -192,7 +193,7 @@ def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted_and_nobody_is_
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     stdin = Yes(b"y\n" * 9)
-    arguments = ["search", str(model), "--out", str(tmp_path / "run"), *small.options()]
+    arguments = [*command.split(), str(model), "--out", str(tmp_path / "run")]
     message = one_line(CliRunner().invoke(main, arguments, input=stdin))
     assert "--trust-remote-code" in message and not (tmp_path / "ran").exists()
     assert not stdin.asked
