@@ -78,13 +78,12 @@ def main() -> None:
     """Give a RoPE model one scaling factor a layer, so that it stops losing the middle of its prompt.
 
     \b
-    lpes-bake search MODEL --out RUN           find the factors
-    lpes-bake report RUN                       see what it found, and how sure that is
-    lpes-bake export MODEL RUN/factors.json OUT  write a checkpoint that anyone can load
-    lpes-bake verify OUT --base MODEL          prove that it is right
-    lpes-bake eval MODEL OUT                   prove that it helps
-    lpes-bake compare MODEL --methods … --out DIR  see it beside its rivals
-    lpes-bake push OUT user/name               put it on the Hub
+    lpes-bake search MODEL --out RUN   find the factors
+    lpes-bake show RUN                 see what they are, what they gain and cost
+    lpes-bake export MODEL RUN OUT     write a checkpoint that anyone can load
+    lpes-bake verify OUT --base MODEL  prove that it is right
+    lpes-bake eval MODEL OUT           prove that it helps
+    lpes-bake push OUT user/name       put it on the Hub
 
     `bake` is another name for `export`.
     """

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lpes_bake.search.objective import FloatArray, Objective
-from lpes_bake.search.statistics import Interval, mean_interval, paired_interval, spread
+from lpes_bake.search.statistics import RESAMPLES, Interval, mean_interval, paired_interval, resamples, spread
 from lpes_bake.search.tasks import Task
 
 METRICS = ("accuracy", "logprob")
-OBJECTIVE_RESAMPLES = 2000
 
 Values = Mapping[str, NDArray[np.float64]]
 """For each of METRICS: (contexts, positions)."""
@@ -126,14 +125,16 @@ def objective_interval(
 ) -> Interval:
     """(mean, low, high) of the objective of `values` less that of `base`: paired percentile bootstrap over contexts.
 
-    Both hold (contexts, positions) a task, of the same questions. The price of drift is left out.
+    Both hold (contexts, positions) a task, of the same questions. The price of drift is left out. The contexts drawn
+    are those of `difference`, so that one task's mean has one interval wherever it is shown.
     """
-    rng = np.random.default_rng(0)
-    drawn = np.zeros(OBJECTIVE_RESAMPLES)
-    mean = 0.0
-    for weight, ours, theirs in zip(weights, values, base, strict=True):
+    mean, differences = 0.0, np.zeros(RESAMPLES)
+    for task, (weight, ours, theirs) in enumerate(zip(weights, values, base, strict=True)):
         mean += weight * float(objective.aggregate(ours.mean(0)) - objective.aggregate(theirs.mean(0)))
-        samples = rng.integers(len(ours), size=(OBJECTIVE_RESAMPLES, len(ours)))
-        drawn += weight * (objective.aggregate(ours[samples].mean(1)) - objective.aggregate(theirs[samples].mean(1)))
-    low, high = np.quantile(drawn, [0.025, 0.975])
+        drawn = [
+            objective.aggregate(ours[rows].mean(1)) - objective.aggregate(theirs[rows].mean(1))
+            for rows in resamples(len(ours), seed=task)
+        ]
+        differences += weight * np.concatenate(drawn)
+    low, high = np.quantile(differences, [0.025, 0.975])
     return mean, float(low), float(high)

@@ -54,6 +54,7 @@ def convert_pickles(
         written.append(name)
         weight_map |= dict.fromkeys(tensors, name)
         size += sum(tensor.nbytes for tensor in tensors.values())
+        del tensors  # before the next file is loaded
     check_complete(weight_map, config, str(next(iter(files)).parent))
     if len(files) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}

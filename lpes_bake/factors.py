@@ -64,6 +64,8 @@ def save_text(path: Path, text: str) -> None:
     try:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
+    except OSError as error:  # a full disk's has no name of a file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         scratch.unlink(missing_ok=True)
 

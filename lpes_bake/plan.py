@@ -29,6 +29,13 @@ from lpes_bake.source import Source, open_source, weight_files
 # Read from each end of a weight file to tell it from another.
 DIGEST_BYTES = 1 << 20
 
+# What says how many contexts each part gives.
+COUNTED_BY = {
+    "search": "--contexts and --gradient-contexts",
+    "selection": "--selection-contexts",
+    "report": "--report-contexts",
+}
+
 # Contexts of a task with generated answers that tell whether it is too hard.
 DIFFICULTY_CONTEXTS = 4
 
@@ -105,6 +112,7 @@ def make_plan(
                 tokenizer,
                 settings.prompt_format,
                 source.max_positions,
+                COUNTED_BY[part],
             )
             contexts[part][i] = taken.contexts
             too_long[i][part] = taken.too_long

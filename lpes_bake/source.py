@@ -358,7 +358,13 @@ def table_settings(scaling: Mapping[str, Any], top: Mapping[str, Any], where: st
     theta = thetas[0]
     if thetas[-1] != theta:
         raise InputError(f"{where}: config.json has two values of rope_theta: {thetas[-1]!r}, and {theta!r} in {key}")
-    rope_type = scaling.get("rope_type", scaling.get("type")) or "default"
+    types = [scaling[name] for name in ("rope_type", "type") if scaling.get(name) is not None]
+    if types[1:] and types[0] != types[1]:
+        raise InputError(
+            f"{where}: {key} in config.json has rope_type {types[0]!r} and type {types[1]!r}, and transformers 4 goes "
+            "by type, 5 by rope_type: leave the right one in a local copy"
+        )
+    rope_type = types[0] if types else "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise InputError(f"{where}: RoPE type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     missing = [name for name in ROPE_TYPES[rope_type] if scaling.get(name) is None]

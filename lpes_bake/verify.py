@@ -464,7 +464,7 @@ def check_base_weights(directory: Path, base: Source) -> str:
         check_converted(theirs, places, base.config)
         return f"{len(places)} tensors equal those in {base.name}'s pickled weights, to the bit"
     if same_names and all(same_file(a, b) for a, b in zip(ours, theirs, strict=True)):
-        return f"{len(ours)} file{'s' * (len(ours) > 1)} equal {base.name}'s, byte for byte"
+        return f"{len(ours)} file{'s' * (len(ours) > 1)}, byte for byte {base.name}'s"
     found, wanted = (all_places(paths) for paths in (ours, theirs))
     if set(found) != set(wanted):
         missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))

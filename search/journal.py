@@ -66,10 +66,13 @@ class Journal:
             raise
 
     def append(self, record: Record) -> None:
-        """Write a record. When this returns, it is on the disk."""
-        self._file.write(encode(record))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write a record. When this returns, it is on the disk. OSError with the file's name where the disk is full."""
+        try:
+            self._file.write(encode(record))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.records.append(record)
 
     def close(self) -> None:
@@ -82,7 +85,12 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except OSError:
+            # Closing tries once more to write what a full disk did not take.
+            if error is None:
+                raise
 
     def _parse(self, content: bytes) -> tuple[list[Record], int]:
         """The records and the number of bytes that they take."""

@@ -56,6 +56,11 @@ class OwnData(DocumentQA):
                     f"{'/'.join(map(str, self.positions))} % of the depth; add documents or give fewer positions"
                 )
             rows.append(question)
+        if all(counts_from_one(row) for row in rows):
+            raise InputError(
+                f'in all lines of {self.file} the answer stands in the document before the one that "gold" names: '
+                '"gold" counts from 0'
+            )
         object.__setattr__(self, "_rows", rows)
 
     @property
@@ -80,6 +85,11 @@ class OwnData(DocumentQA):
 def _place(percent: int, documents: int) -> int:
     """The place from 0 at that depth, rounded down as the authors' middle is (10 documents: 0, 4, 9)."""
     return percent * (documents - 1) // 100
+
+
+def counts_from_one(row: Question) -> bool:
+    """Whether the answer stands in the document before the one that is called gold, and not in that one."""
+    return row.gold > 0 and row.found is None and row.documents[row.gold - 1].answers(row)
 
 
 def own_question(row: Row) -> Question:

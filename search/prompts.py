@@ -114,12 +114,21 @@ def _turns(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> str:
     return f"{turns} {opening.lstrip()}" if opening and not turns.endswith("\n") else turns + opening
 
 
-def take(task: Task, part: str, seed: int, count: int, tokenizer: Any, prompt_format: str, limit: int) -> Taken:
+def take(
+    task: Task,
+    part: str,
+    seed: int,
+    count: int,
+    tokenizer: Any,
+    prompt_format: str,
+    limit: int,
+    options: str = "--contexts",
+) -> Taken:
     """The first `count` contexts of a part whose every example fits into `limit` tokens: prompt and answer, or, for a
     task that generates, prompt and the longer of answer and `max_new_tokens`.
 
     A context that does not fit is left out whole and counted: nothing is cut. Raises InputError when there
-    are too few, or hardly any fits.
+    are too few, or hardly any fits. options: what `count` was given by, for its message.
     """
     if part not in PARTS:
         raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
@@ -148,9 +157,9 @@ def take(task: Task, part: str, seed: int, count: int, tokenizer: Any, prompt_fo
     if too_long:
         raise InputError(
             f"{gave}, {len(too_long)} of them too long for the model's {limit} positions (the shortest of these needs "
-            f"{min(too_long)}); asked for {count}: use shorter contexts, or ask for fewer"
+            f"{min(too_long)}); asked for {count} ({options}): use shorter contexts, or ask for fewer"
         )
-    raise InputError(f"{gave}; asked for {count}: ask for fewer, or bring more data")
+    raise InputError(f"{gave}; asked for {count} ({options}): ask for fewer, or bring more data")
 
 
 def _length(task: Task, one: Encoded) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,7 +24,8 @@ def mean_interval(values: ArrayLike, seed: int = 0, level: float = 0.95) -> Inte
     mean = float(sample.mean())
     if sample.size == 1 or not np.isfinite(sample).all():
         return mean, float("nan"), float("nan")
-    low, high = np.quantile(_resampled_means(sample, seed), [(1 - level) / 2, (1 + level) / 2])
+    means = np.concatenate([sample[drawn].mean(axis=1) for drawn in resamples(sample.size, seed)])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return mean, float(low), float(high)
 
 
@@ -34,16 +37,13 @@ def paired_interval(a: ArrayLike, b: ArrayLike, seed: int = 0, level: float = 0.
     return mean_interval(first - second, seed, level)
 
 
-def _resampled_means(sample: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Means of RESAMPLES samples of the same size, drawn with replacement."""
+def resamples(size: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """RESAMPLES times `size` contexts drawn with replacement: their numbers, in blocks of (resamples, size)."""
     rng = np.random.default_rng(seed)
     # In blocks, so that thousands of contexts need little memory.
-    block = max(1, 4_000_000 // sample.size)
-    means = []
+    block = max(1, 1_000_000 // size)
     for start in range(0, RESAMPLES, block):
-        drawn = rng.integers(sample.size, size=(min(block, RESAMPLES - start), sample.size))
-        means.append(sample[drawn].mean(axis=1))
-    return np.concatenate(means)
+        yield rng.integers(size, size=(min(block, RESAMPLES - start), size))
 
 
 def spread(values: ArrayLike) -> float:

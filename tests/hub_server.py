@@ -40,6 +40,8 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     # Names that its .gitignore covers.
     ignored: set[str] = field(default_factory=set)
+    # Its files are for those who accepted its terms; here, nobody.
+    gated: bool = False
 
     def at(self, revision: str) -> Commit | None:
         return self.commits.get(self.branches.get(revision, revision))
@@ -288,6 +290,8 @@ class Handler(BaseHTTPRequestHandler):
         found = self.repo(repo)
         if found is None:
             return None
+        if found.gated:
+            return self.refuse(403, "GatedRepo", "Access to this model is restricted")
         commit = found.at(revision)
         if commit is None:
             return self.refuse(404, "RevisionNotFound", "Invalid rev id")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -145,6 +146,11 @@ class Command:
             target=_work, args=(words, str(self.output), str(self.errors), environment), daemon=True
         )
         self._process.start()
+
+    def fill_disk(self, size: int) -> None:
+        """From now on, no file of the command grows beyond so many bytes: what it writes fails as on a full disk."""
+        assert self._process.pid is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, size))
 
     def stop_once(self, condition: Callable[[], bool], how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, as soon as the condition holds."""

@@ -174,10 +174,11 @@ def test_one_task_has_the_picture_that_was_asked_for(tiny_llama: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["positions.png"]
 
 
-def test_a_picture_that_cannot_be_written_does_not_cost_the_numbers(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--plot", "--out"])
+def test_a_file_that_cannot_be_written_does_not_cost_the_numbers(option: str, tiny_llama: Path, tmp_path: Path) -> None:
     # As long as a name may be: what is written beside it first has a longer one.
-    plot = tmp_path / f"{'p' * 251}.png"
-    done = run(tiny_llama, "--task", KV, "--plot", plot, "--json")
+    file = tmp_path / f"{'p' * 251}.png"
+    done = run(tiny_llama, "--task", KV, option, file, "--json")
     assert json.loads(done.stdout)["tasks"][0]["name"] == "kv"
     assert "File name too long" in one_line(done)
     assert list(tmp_path.iterdir()) == []
@@ -244,7 +245,7 @@ def test_models_that_cannot_be_asked_the_same_are_refused(small: Small, tmp_path
         (["{base}", "--task", "kv,size=3"], "there is no setting 'size'; there are: pairs=16"),
         (["{base}", "--task", "kv,pairs=6,positions=6"], "gold position 6"),
         (["{base}", "--task", "mdqa:nowhere.jsonl"], "nowhere.jsonl does not exist"),
-        (["{base}", "--task", "qa:{own}"], "asked for 3: ask for fewer, or bring more data"),
+        (["{base}", "--task", "qa:{own}"], "asked for 3 (--contexts): ask for fewer, or bring more data"),
         (["{base}", "--prompt-format", "chat"], "no chat template"),
         (["{base}", "--prompt-format", "nonsense"], "'nonsense' is not one of 'auto'"),
         (["{base}", "--device", "cuda:77"], "device 'cuda:77'"),

@@ -42,6 +42,20 @@ def test_a_model_that_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", [("export", "f.json", "out"), ("search", "--out", "out"), ("eval",)])
+def test_a_gated_model_is_refused_before_any_work(hub: Hub, tmp_path: Path, command: tuple[str, ...]) -> None:
+    put(hub, "eve/gated", {"config.json": b"{}", "model.safetensors": b"x"})
+    hub.repos["eve/gated"].gated = True
+    (tmp_path / "f.json").write_text("[1.0]")
+    name, *rest = command
+    done = client(hub, tmp_path, "-m", "lpes_bake", name, "eve/gated", *rest)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "accept its terms on https://huggingface.co/eve/gated and log in with `hf auth login`" in line
+    assert not (tmp_path / "out").exists()
+    assert {request.rpartition("/")[2] for request in hub.requests if "/resolve/" in request} == {"config.json"}
+
+
 def test_pickled_weights_are_downloaded_only_where_there_are_no_others(
     hub: Hub, tiny_llama: Path, tmp_path: Path
 ) -> None:

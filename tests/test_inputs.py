@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,6 +205,23 @@ def test_a_pickle_with_anything_but_tensors_is_one_line_and_leaves_nothing(
         assert message in output
         assert sorted(one.name for one in tmp_path.iterdir()) == ["factors.json", "model"], message
     assert not trap.exists()
+
+
+def test_one_pickle_at_a_time_is_in_memory(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lpes_bake import convert
+
+    pickle_weights(model, 3)
+    load, seen = convert.load_pickle, list[weakref.ref[torch.Tensor]]()
+
+    def watched(path: Path) -> dict[str, torch.Tensor]:
+        assert not [one for one in seen if one() is not None]
+        tensors = load(path)
+        seen.extend(map(weakref.ref, tensors.values()))
+        return tensors
+
+    monkeypatch.setattr(convert, "load_pickle", watched)
+    bake(open_source(str(model)), FACTORS, tmp_path / "out")
+    assert len(seen) == len(weights_of(tmp_path / "out"))
 
 
 def test_an_index_of_pickles_must_be_right(model: Path, tmp_path: Path) -> None:

@@ -150,9 +150,9 @@ def test_too_few_contexts_are_said_with_numbers(tiny_llama: Path) -> None:
         take(Lengths((7, 30, 20, 6)), "report", 0, 3, tokenizer, "auto", 10)
     assert str(caught.value) == (
         "the lengths task gave 4 contexts for its report part, 2 of them too long for the model's 10 positions (the "
-        "shortest of these needs 23); asked for 3: use shorter contexts, or ask for fewer"
+        "shortest of these needs 23); asked for 3 (--contexts): use shorter contexts, or ask for fewer"
     )
-    with pytest.raises(InputError, match="gave 2 contexts for its search part; asked for 3: ask for fewer, or bring"):
+    with pytest.raises(InputError, match=r"its search part; asked for 3 \(--contexts\): ask for fewer, or bring"):
         take(Lengths((7, 6)), "search", 0, 3, tokenizer, "auto", 10)
     with pytest.raises(InputError, match="at least 1 context"):
         take(Lengths((7, 6)), "search", 0, 0, tokenizer, "auto", 10)

@@ -82,8 +82,12 @@ def test_a_run_that_another_process_has_open_is_refused(whole: Path, small: Smal
         ({"task": "own.py:Own"}, "own.py does not exist"),
         ({"task": "kv,pairs=4,positions=0/9"}, "gold position 9"),
         ({"task": "mdqa:{mdqa},documents=4"}, '"ctxs" has 3 documents, but 4'),
-        ({"task": "mdqa:{mdqa},documents=3", "selection-contexts": "30"}, "for its selection part; asked for 30"),
-        ({"task": "qa:{own}", "report-contexts": "70"}, "for its report part; asked for 70"),
+        (
+            {"task": "mdqa:{mdqa},documents=3", "selection-contexts": "30"},
+            "its selection part; asked for 30 (--selection-contexts)",
+        ),
+        ({"task": "qa:{own}", "report-contexts": "70"}, "for its report part; asked for 70 (--report-contexts)"),
+        ({"task": "qa:{own}", "optimizer": "gradient", "gradient-contexts": "70"}, "(--contexts and --gradient"),
         ({"selection-task": "nonsense"}, "there is no task 'nonsense'"),
         ({"optimizer": "nonsense"}, "'nonsense' is not one of 'genetic'"),
         ({"optimizer": "hybrid", "gradient-contexts": "0"}, "gradient_contexts is 0"),
@@ -181,8 +185,9 @@ class Yes(io.BytesIO):
         return super().read1(size)
 
 
+@pytest.mark.parametrize("command", ["search", "eval", "compare --methods pi=2"])
 def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted_and_nobody_is_asked(
-    small: Small, tmp_path: Path
+    command: str, small: Small, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(small.model, tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
@@ -190,7 +195,7 @@ def test_code_that_a_tokenizer_brings_does_not_run_unless_trusted_and_nobody_is_
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     stdin = Yes(b"y\n" * 9)
-    arguments = ["search", str(model), "--out", str(tmp_path / "run"), *small.options()]
+    arguments = [*command.split(), str(model), "--out", str(tmp_path / "run")]
     message = one_line(CliRunner().invoke(main, arguments, input=stdin))
     assert "--trust-remote-code" in message and not (tmp_path / "ran").exists()
     assert not stdin.asked

@@ -60,6 +60,28 @@ def test_a_killed_run_resumes_to_the_same_factors(moment: str, whole: Path, smal
     assert [one["unit"] for one in records(out)] == [one["unit"] for one in records(whole)]
 
 
+@pytest.mark.parametrize("full", ["journal.jsonl", "result.json"])
+def test_a_full_disk_is_said_in_one_line_and_a_mended_run_goes_on(
+    full: str, whole: Path, small: Small, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert (whole / full).stat().st_size > 10_000
+    flags = []
+    if full == "result.json":
+        shutil.copytree(whole, out)
+        (out / "result.json").unlink()
+        flags = ["--resume"]
+    command = Command(tmp_path, "search", small.model, "--out", out, *small.options(), *flags)
+    command.fill_disk(10_000)
+    code, _, errors = command.finish()
+    assert code == 2 and "Traceback" not in errors
+    assert errors.splitlines()[-1] == f"Error: {out / full}: File too large"
+    assert not (out / "result.json").exists()
+    resumed = invoke("search", small.model, "--out", out, "--resume", "--json")
+    assert resumed.exit_code == 0, resumed.output
+    assert content_of(out) == content_of(whole) and without_date(out) == without_date(whole)
+
+
 @pytest.mark.parametrize(("how", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_a_polite_kill_say_how_to_go_on(
     how: signal.Signals, expected: int, small: Small, tmp_path: Path

@@ -241,6 +241,10 @@ def test_a_table_of_two_without_theta_is_refused() -> None:
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, "lacks factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "mrope"}}, "'mrope'"),
         ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6}, "two values"),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic' and type 'linear'",
+        ),
         ({"model_type": ["llama"]}, "['llama']"),
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),

@@ -460,6 +460,14 @@ def test_a_bad_line_of_own_data_is_named(tmp_path: Path, row: Any, said: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_gold_document_that_is_counted_from_one_is_found_out(tmp_path: Path) -> None:
+    wrong, unlike = own_row(gold=2), own_row(gold=2, question="Did it rain?", answers=["yes"])
+    with pytest.raises(InputError, match=r'in all lines of .*mine\.jsonl .*: "gold" counts from 0'):
+        OwnData(write(tmp_path / "mine.jsonl", [wrong, {**wrong, "question": "Who?"}]))
+    # An answer need not stand in any document.
+    assert OwnData(write(tmp_path / "mine.jsonl", [wrong, unlike])).describe()["questions"] == 2
+
+
 @pytest.mark.parametrize(
     ("positions", "said"), [((), "at least one"), ((0, 101), "101 is not a percentage"), ((50, 50), "must differ")]
 )

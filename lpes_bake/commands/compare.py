@@ -52,7 +52,7 @@ def command(
 
     DIR gets comparison.json, .md, .tex (booktabs), .csv, a PNG a task, and journal.jsonl. A comparison may be
     stopped at any moment (Ctrl-C): the same command with --resume goes on. Several processes: accelerate
-    launch --num_processes N -m lpes_bake compare …
+    launch --multi_gpu --num_processes N -m lpes_bake compare …
 
     \b
     lpes-bake compare MODEL --out DIR --methods pi=1.5,lpes=RUN/factors.json

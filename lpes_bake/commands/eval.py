@@ -146,7 +146,7 @@ def command(
 
     from lpes_bake.commands import eval_tables
     from lpes_bake.evaluate import Evaluation, evaluate
-    from lpes_bake.factors import finite
+    from lpes_bake.factors import finite, save_text
     from lpes_bake.harness import HarnessEvaluation, evaluate_with_harness
     from lpes_bake.long_text.evaluation import LongEvaluation, evaluate_long
     from lpes_bake.long_text.questions import read_benchmark
@@ -212,15 +212,13 @@ def command(
                 on_progress=on_progress,
             )
     text = json.dumps(finite(result.to_json()), indent=2, ensure_ascii=False)
-    if out is not None:
-        partial = out.with_name(f".{out.name}.partial")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(out)
     if as_json:
         click.echo(text)
     else:
         eval_tables.show(result, Console(highlight=False))
-    # Last, as a picture that cannot be written must not cost the numbers.
+    # Last, as files that cannot be written must not cost the numbers.
+    if out is not None:
+        save_text(out, text + "\n")
     pictures = result.plot(plot) if isinstance(result, Evaluation) and plot is not None else []
     if not as_json:
         for path in [*([] if out is None else [out]), *pictures]:

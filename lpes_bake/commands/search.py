@@ -70,7 +70,7 @@ def command(
     factors.json, result.json, settings.json, journal.jsonl and report/report.html.
 
     A search may be stopped at any moment (Ctrl-C): the same command with --resume goes on and comes to the
-    same result. Several processes: accelerate launch --num_processes N -m lpes_bake search …
+    same result. Several processes: accelerate launch --multi_gpu --num_processes N -m lpes_bake search …
 
     \b
     lpes-bake search MODEL --out RUN --task kv,pairs=75,key_width=uuid
