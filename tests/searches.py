@@ -33,7 +33,7 @@ def whole(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     before = digests(small.model)
     command = [sys.executable, "-m", "lpes_bake", "search", str(small.model), "--out", str(out), *small.options()]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["run"] == str(out) and printed["verdict"] == "better"
