@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import math
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -458,6 +459,17 @@ def test_kinds_of_layers_that_are_left_out_are_the_bases() -> None:
 def test_kinds_of_layers_that_do_not_exist_are_refused(kinds: list[str]) -> None:
     with pytest.raises(ValueError, match=r"must name some of \['full_attention', 'sliding_attention'\]; got"):
         make_config("gemma3_text", layer_rope_scaling=FACTORS, layer_rope_scaling_types=kinds)
+
+
+def test_gemma3_says_which_transformers_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As versions 4.50 to 4.56 have it: no kinds of layers in its rotary embedding, and no classifier.
+    library = importlib.import_module("transformers.models.gemma3.modeling_gemma3")
+    monkeypatch.setattr(library.Gemma3RotaryEmbedding, "forward", lambda self, x, position_ids: None)
+    monkeypatch.delattr(library, "Gemma3TextForSequenceClassification")
+    ours = "lpes_bake.modeling.modeling_lpes_gemma3_text"
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    with pytest.raises(ImportError, match="needs transformers 5"):
+        importlib.import_module(ours)
 
 
 WINDOWS: dict[str, dict[str, Any]] = {
