@@ -504,7 +504,12 @@ def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     small = two_layers(family)
     scaled = make_scaled(make_base(family, **small), family, FACTORS[:2], **small)
     plain = logits(scaled, ids := tokens(300))
-    tuned = peft.get_peft_model(scaled, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    tuned, tuned_base = (
+        peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+        for model in (scaled, make_base(family, **small))
+    )
+    # The experts of a mixture, too.
+    assert peft.get_peft_model_state_dict(tuned).keys() == peft.get_peft_model_state_dict(tuned_base).keys()
     # Adam's steps are as large whatever a family's gradients are.
     optimizer = torch.optim.Adam(tuned.parameters(), lr=1e-2)
     for _ in range(2):
