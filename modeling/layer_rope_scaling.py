@@ -20,6 +20,7 @@ the base model's own class (LlamaForCausalLM and its like): the weights are unto
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature
@@ -220,15 +221,21 @@ def keep_weight_names(name: str) -> None:
     """Let files of weights be read under a new class name or model_type as they are under the base's.
 
     From version 5 on, transformers renames some families' weights while it reads them (GPT-NeoX) and puts
-    experts together (Mixtral), and knows by these names which.
+    experts together (Mixtral), and knows by these names which. By the same names PEFT finds the experts for an adapter.
     """
     try:
         from transformers import conversion_mapping
     except ImportError:
         return
-    mapping = conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix("Lpes").removeprefix("lpes_"))
-    if mapping is not None:
-        conversion_mapping.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+    base_name = name.removeprefix("Lpes").removeprefix("lpes_")
+    mapping = conversion_mapping.get_checkpoint_conversion_mapping(base_name)
+    if mapping is None:
+        return
+    conversion_mapping.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+    # PEFT copies transformers' list of names when it makes its first adapter: that may have been for another model.
+    for module in (conversion_mapping, sys.modules.get("peft.utils.transformers_weight_conversion")):
+        alike = getattr(module, "_MODEL_TO_CONVERSION_PATTERN", {})
+        alike[name] = alike.get(base_name, base_name)
 
 
 class LayerScaledPreTrainedModel(nn.Module):

@@ -20,11 +20,11 @@ from inspect import signature
 from typing import Any
 
 import torch
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3DecoderLayer,
     Gemma3ForCausalLM,
     Gemma3RotaryEmbedding,
-    Gemma3TextForSequenceClassification,
     Gemma3TextModel,
 )
 
@@ -73,8 +73,9 @@ class LpesGemma3ForCausalLM(LayerScaledForCausalLM, Gemma3ForCausalLM):
     model_class = LpesGemma3TextModel
 
 
+# Its base is not imported above: transformers before 4.57 lacks it, and shall say what it needs.
 class LpesGemma3TextForSequenceClassification(
-    LayerScaledForSequenceClassification, Gemma3TextForSequenceClassification
+    LayerScaledForSequenceClassification, modeling_gemma3.Gemma3TextForSequenceClassification
 ):
     """A score for each label, from the last token."""
 

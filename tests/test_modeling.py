@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import math
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -460,6 +461,17 @@ def test_kinds_of_layers_that_do_not_exist_are_refused(kinds: list[str]) -> None
         make_config("gemma3_text", layer_rope_scaling=FACTORS, layer_rope_scaling_types=kinds)
 
 
+def test_gemma3_says_which_transformers_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As versions 4.50 to 4.56 have it: no kinds of layers in its rotary embedding, and no classifier.
+    library = importlib.import_module("transformers.models.gemma3.modeling_gemma3")
+    monkeypatch.setattr(library.Gemma3RotaryEmbedding, "forward", lambda self, x, position_ids: None)
+    monkeypatch.delattr(library, "Gemma3TextForSequenceClassification")
+    ours = "lpes_bake.modeling.modeling_lpes_gemma3_text"
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    with pytest.raises(ImportError, match="needs transformers 5"):
+        importlib.import_module(ours)
+
+
 WINDOWS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen3": {"use_sliding_window": True, "max_window_layers": 2},
@@ -492,7 +504,12 @@ def test_lora_adapters_train_and_reload(family: str, tmp_path: Path) -> None:
     small = two_layers(family)
     scaled = make_scaled(make_base(family, **small), family, FACTORS[:2], **small)
     plain = logits(scaled, ids := tokens(300))
-    tuned = peft.get_peft_model(scaled, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    tuned, tuned_base = (
+        peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+        for model in (scaled, make_base(family, **small))
+    )
+    # The experts of a mixture, too.
+    assert peft.get_peft_model_state_dict(tuned).keys() == peft.get_peft_model_state_dict(tuned_base).keys()
     # Adam's steps are as large whatever a family's gradients are.
     optimizer = torch.optim.Adam(tuned.parameters(), lr=1e-2)
     for _ in range(2):
