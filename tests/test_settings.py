@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def test_every_setting_is_json() -> None:
 
 
 def test_a_task_given_twice_is_refused() -> None:
-    for name in ("task", "selection_task"):
+    twice = ("kv,pairs=4", "kv", "kv,pairs=4")
+    for settings in (partial(SearchSettings, task=twice), partial(SearchSettings, selection_task=twice)):
         with pytest.raises(InputError, match="the task kv,pairs=4 is given twice"):
-            SearchSettings(**{name: ("kv,pairs=4", "kv", "kv,pairs=4")})
+            settings()
