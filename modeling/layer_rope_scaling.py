@@ -20,7 +20,6 @@ the base model's own class (LlamaForCausalLM and its like): the weights are unto
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature
@@ -223,6 +222,9 @@ def keep_weight_names(name: str) -> None:
     From version 5 on, transformers renames some families' weights while it reads them (GPT-NeoX) and puts
     experts together (Mixtral), and knows by these names which. By the same names PEFT finds the experts for an adapter.
     """
+    # Not above, for vLLM sends its workers what this module refers to by value, and cannot send this.
+    from sys import modules
+
     try:
         from transformers import conversion_mapping
     except ImportError:
@@ -233,7 +235,7 @@ def keep_weight_names(name: str) -> None:
         return
     conversion_mapping.register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
     # PEFT copies transformers' list of names when it makes its first adapter: that may have been for another model.
-    for module in (conversion_mapping, sys.modules.get("peft.utils.transformers_weight_conversion")):
+    for module in (conversion_mapping, modules.get("peft.utils.transformers_weight_conversion")):
         alike = getattr(module, "_MODEL_TO_CONVERSION_PATTERN", {})
         alike[name] = alike.get(base_name, base_name)
 

@@ -576,6 +576,7 @@ def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
             "importlib",
             "inspect",
             "math",
+            "sys",
             "typing",
             "torch",
             "transformers",
