@@ -37,7 +37,7 @@ from lpes_bake.search.processes import Processes, connected, too_few
 from lpes_bake.search.prompts import Encoded, encode
 from lpes_bake.search.tasks import Task, parse_task
 from lpes_bake.settings import DEFAULT_TASK, MACHINE, QUESTIONS, as_in_search, setting
-from lpes_bake.source import Source, base_form, open_source
+from lpes_bake.source import Source, base_form, open_source, rope_settings
 from lpes_bake.unseen import check_unseen
 
 if TYPE_CHECKING:
@@ -197,6 +197,14 @@ def make_plan(
     """
     source = open_source(model, revision=revision, baked=True)
     require_causal(source)
+    from lpes_bake.modeling.layer_rope_scaling import LENGTH_DEPENDENT
+
+    rope_type = rope_settings(source.config, source.name)["rope_type"]
+    if settings.batch_size > 1 and rope_type in LENGTH_DEPENDENT:
+        raise InputError(
+            f"batch_size is {settings.batch_size}, but under RoPE type {rope_type!r} of {source.name} the longest "
+            "question of a batch would set the frequencies of all; leave it at 1"
+        )
     methods = named_methods(settings.methods)
     for method in methods.values():
         method.check(source)

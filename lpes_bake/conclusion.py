@@ -31,13 +31,16 @@ from lpes_bake.selection import Selection, drift, error_in, part_results, values
 # are, its `questions` and `paragraphs` say.
 LOCAL = ("task", "selection_task", "text")
 
+# Factors that change nothing gain on all of n contexts once in 2^n times: below one in 40 with so many and more.
+FEWEST_FOR_A_VERDICT = 6
+
 
 @dataclass(frozen=True)
 class SearchResult:
     """What a search found.
 
-    verdict: "better", "uncertain" (better, but the interval holds 0; the identity is written unless forced) or
-    "identity". content: all of it, as result.json has it.
+    verdict: "better", "uncertain" (better, but the interval holds 0 or the contexts are too few for one; the identity
+    is written unless forced) or "identity". content: all of it, as result.json has it.
     """
 
     factors: Factors
@@ -218,6 +221,12 @@ def judge(plan: Plan, selection: Selection, report: Report) -> tuple[str, str]:
         return (
             "uncertain",
             f"The search's winner does not beat the base model beyond noise on unseen questions ({numbers}).",
+        )
+    if settings.report_contexts < FEWEST_FOR_A_VERDICT:
+        return (
+            "uncertain",
+            f"The winner gains on unseen questions, but these are too few to tell it from chance ({numbers}); "
+            f"--report-contexts {FEWEST_FOR_A_VERDICT} is the least for a verdict.",
         )
     message = f"The winner is better than the base model on unseen questions ({numbers})."
     damage = -report.text["difference"][0]

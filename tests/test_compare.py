@@ -261,6 +261,8 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_whole_prompt(tmp
         expected.append(float(logprobs.gather(-1, torch.tensor(one.answer)[:, None]).mean()))
     assert make_interview(plan).ask(base, plan.tasks[0], questions).logprob == pytest.approx(expected, abs=1e-4)
     assert not buckets.in_parts
+    with pytest.raises(InputError, match="batch_size is 2, but under RoPE type 'longrope'"):
+        make_plan(str(model), CompareSettings(("pi=2",), (KV,), contexts=1, batch_size=2, device="cpu"))
 
 
 def test_where_memory_has_no_room_for_what_is_in_common_each_prompt_is_read_by_itself(small: Small) -> None:

@@ -237,6 +237,16 @@ def test_a_winner_that_does_not_win_on_unseen_questions_is_written_by_force_only
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_few_contexts_that_all_gain_are_no_verdict(small: Small, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    few = small.run(out, report_contexts=5)
+    assert few["verdict"] == "uncertain" and "too few to tell it from chance" in few["message"]
+    assert few["report"]["tasks"][0]["difference"]["logprob"]["mean"][1] > 0
+    assert load_factors(out).layer_rope_scaling == IDENTITY
+    assert small.run(tmp_path / "more", report_contexts=6)["verdict"] == "better"
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_what_costs_too_much_on_short_text_does_not_win(whole: Path, small: Small, tmp_path: Path) -> None:
     damages = [one["damage"] for one in content_of(whole)["selection"]["finalists"]]
     content = small.run(tmp_path / "none", max_damage=0)

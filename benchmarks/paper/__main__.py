@@ -75,6 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.print:
         print("\n".join(shlex.join(step.words) for step in recipe.steps))
         return
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"{options.out} is a file; give a directory")
     options.out.mkdir(parents=True, exist_ok=True)
     for step in recipe.steps:
         run(step, options.out)

@@ -19,7 +19,12 @@ from lpes_bake.search.tasks import task_help
 EPILOG = f"\b\nMethods: {', '.join(example for _, example in METHODS.values())}\n\n\b\n{task_help()}"
 
 
-@click.command("compare", cls=GroupedCommand, epilog=EPILOG)
+@click.command(
+    "compare",
+    cls=GroupedCommand,
+    epilog=EPILOG,
+    short_help="LPES, the base and rivals on the same questions, and costs.",
+)
 @click.argument("model")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="New directory for it all.")
 @click.option("--resume", is_flag=True, help="Go on with the comparison in DIR; all other options must be the same.")

@@ -17,7 +17,12 @@ PLACES_ONLY = ("factors", "specs", "contexts", "seed", "plot")
 BENCHMARKS = "Benchmarks"
 
 
-@click.command("eval", cls=GroupedCommand, epilog=f"\b\n{task_help()}")
+@click.command(
+    "eval",
+    cls=GroupedCommand,
+    epilog=f"\b\n{task_help()}",
+    short_help="Score models, or factors, by the place of the evidence.",
+)
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
     "--factors",

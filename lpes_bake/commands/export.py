@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command("export")
+@click.command("export", short_help="Write a checkpoint directory with the factors in it.")
 @click.argument("model")
 @click.argument("factors", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))

@@ -11,7 +11,7 @@ import click
 from lpes_bake.commands.verify import Checklist, live_options, live_settings
 
 
-@click.command("push")
+@click.command("push", short_help="Put a baked directory on the Hub.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("repo", metavar="REPO")
 @click.option("--private", is_flag=True, help="Create the repository as a private one.  [default: your account's]")

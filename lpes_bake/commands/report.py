@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 
-@click.command("report")
+@click.command("report", short_help="An HTML page of a search, and its figures.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write it.  [default: RUN/report]")
 @click.option("--json", "as_json", is_flag=True, help="Print the paths as JSON.")

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 LIMITS = tuple(one.name for one in fields(Limits))
 
 
-@click.command("search", cls=GroupedCommand, epilog=f"\b\n{task_help()}")
+@click.command(
+    "search", cls=GroupedCommand, epilog=f"\b\n{task_help()}", short_help="Find the factors of a model: one a layer."
+)
 @click.argument("model")
 @click.option("--out", required=True, metavar="RUN", type=click.Path(path_type=Path), help="New directory for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the run in RUN. Options not given are taken from it.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROW = 8
 
 
-@click.command("show")
+@click.command("show", short_help="What factors are, where they come from, gain and cost.")
 @click.argument("factors", metavar="FILE_OR_DIR", type=click.Path(path_type=Path))
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the factors over the layers into this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that factors.json holds, as JSON.")

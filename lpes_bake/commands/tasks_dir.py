@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command("tasks-dir")
+@click.command("tasks-dir", short_help="Where the tasks for lm-evaluation-harness are.")
 def command() -> None:
     """Print the folder that holds the tasks for lm-evaluation-harness.
 

@@ -13,7 +13,7 @@ from lpes_bake.commands.options import GroupedCommand, quiet, revision, settings
 from lpes_bake.settings import SearchSettings
 
 
-@click.command("train-moice", cls=GroupedCommand)
+@click.command("train-moice", cls=GroupedCommand, short_help="Train the routers of MoICE, a rival for compare.")
 @click.argument("model", metavar="MODEL")
 @click.argument("data", metavar="DATA.jsonl", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Where the routers go.")

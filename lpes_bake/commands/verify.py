@@ -54,7 +54,7 @@ def live_settings(
     return LiveSettings(prompt_tokens, device, dtype, trust, known)
 
 
-@click.command("verify")
+@click.command("verify", short_help="Prove that a baked directory is right.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--base", metavar="MODEL", help="The base model (directory or Hub name): compare weights and files with it."
