@@ -60,9 +60,14 @@ class Factors:
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
+    save_bytes(path, text.encode())
+
+
+def save_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
     scratch = path.with_name(f".{path.name}.part")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_bytes(content)
         scratch.replace(path)
     except OSError as error:  # a full disk's has no name of a file
         raise OSError(error.errno, error.strerror, str(path)) from error

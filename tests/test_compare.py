@@ -437,6 +437,22 @@ def test_a_comparison_that_was_stopped_says_how_to_go_on_and_comes_to_the_same(
     assert len(set(asked)) == len(asked) == 3 * 2 * CONTEXTS
 
 
+def test_a_full_disk_is_said_in_one_line_and_the_comparison_goes_on(small: Small, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [small.model, "--out", out, "--methods", "pi=1.5", "--task", KV, "--contexts", 6, "--timing-tokens", 0]
+    command = Command(tmp_path, "compare", *words)
+    command.fill_disk(2000)
+    code, _, errors = command.finish()
+    assert code == 2 and "Traceback" not in errors
+    assert errors.splitlines()[-1] == f"Error: {out / 'journal.jsonl'}: File too large"
+    *whole, _ = (out / "journal.jsonl").read_bytes().splitlines()  # the last one was cut off
+    assert len(whole) > 2
+    done = invoke("compare", *words, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert (out / "journal.jsonl").read_bytes().splitlines()[: len(whole)] == whole
+    assert len(units(out)) == 2 * 6
+
+
 def test_two_processes_share_the_work_and_come_to_the_same(compared: Compared, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, second = launched(tmp_path, "compare", *compared.words, "--timing-tokens", 0, "--out", out)

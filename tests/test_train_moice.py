@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,27 @@ def test_a_training_stopped_within_a_step_goes_on_to_the_same_routers(model: Pat
     whole, resumed = (digests(folder) for folder in (tmp_path / "whole", out))
     assert whole["routers.safetensors"] == resumed["routers.safetensors"]
     assert whole["training.json"] == resumed["training.json"]
+
+
+def test_a_full_disk_is_said_in_one_line_and_a_mended_training_goes_on(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("train-moice", model, data, "--out", out, "--device", "cpu", *OPTIONS)
+    train(model, data, out)
+    routers = (out / "routers.safetensors").read_bytes()
+    state = next(out.glob("*.pt"))
+    (out / "routers.safetensors").unlink()
+    for name, others in (("routers.safetensors", ["--resume"]), (state.name, [])):
+        assert state.stat().st_size > 1000 and len(routers) > 1000
+        if not others:
+            shutil.rmtree(out)
+        command = Command(tmp_path, *words, *others)
+        command.fill_disk(1000)
+        code, _, errors = command.finish()
+        assert code == 2 and "Traceback" not in errors
+        assert errors.splitlines()[-1] == f"Error: {out / name}: File too large"
+    assert not list(out.iterdir())
+    train(model, data, out)
+    assert (out / "routers.safetensors").read_bytes() == routers
 
 
 def test_chats_are_written_by_the_template_or_as_the_authors_write_them(model: Path) -> None:

@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from lpes_bake.baselines.decoder import ModelDecoder
 from lpes_bake.baselines.own_attention import attention, key_positions, rotated, take_over
 from lpes_bake.baselines.rotary import rotary_with_base
+from lpes_bake.factors import save_bytes
 from lpes_bake.search.errors import InputError
 
 ROUTERS_FILE = "routers.safetensors"
@@ -118,10 +119,8 @@ class MoICE(ModelDecoder):
 
 def save_routers(routers: nn.ModuleList, folder: Path, about: dict[str, Any]) -> None:
     """Write the routers into a folder. about: JSON values; `bases` and `top_k` must be among them."""
-    scratch = folder / f".{ROUTERS_FILE}.part"
     tensors = {name: gate.detach().cpu().contiguous() for name, gate in routers.state_dict().items()}
-    save_file(tensors, scratch, metadata={"moice": json.dumps(about)})
-    scratch.replace(folder / ROUTERS_FILE)
+    save_bytes(folder / ROUTERS_FILE, save(tensors, metadata={"moice": json.dumps(about)}))
 
 
 def load_moice(model: Any, folder: Path) -> MoICE:

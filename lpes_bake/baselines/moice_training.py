@@ -15,6 +15,7 @@ written; a run that was stopped goes on from it to the very routers that it woul
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from lpes_bake.baselines.moice import MoICE, new_routers, save_routers
 from lpes_bake.baselines.moice_settings import EXPERTS, MoICESettings
 from lpes_bake.baselines.own_attention import require_llama_like
 from lpes_bake.baselines.rotary import bases_for, theta_of
-from lpes_bake.factors import save_text
+from lpes_bake.factors import save_bytes, save_text
 from lpes_bake.loading import load_library_model, load_tokenizer, require_causal
 from lpes_bake.run import check_outside, check_writable
 from lpes_bake.search.device import pick_device, pick_dtype
@@ -162,9 +163,10 @@ class Training:
             "gradients": {name: gate.grad for name, gate in gates.items() if gate.grad is not None},
             "optimizer": self.optimizer.state_dict(),
         }
-        scratch = out / SCRATCH_FILE
-        torch.save(state, scratch)
-        scratch.replace(out / STATE_FILE)
+        # By way of memory, since torch answers a full disk with an error of its own.
+        content = io.BytesIO()
+        torch.save(state, content)
+        save_bytes(out / STATE_FILE, content.getvalue())
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state that was written."""
