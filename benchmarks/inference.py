@@ -1,42 +1,64 @@
-"""What layer_rope_scaling costs at inference, and which of two designs makes the tables.
+"""What layer_rope_scaling costs at inference, beside the base model.
 
-Three ways to give L layers their own (cos, sin) are compared with the base model, which makes one:
+Two ways to give L layers their own (cos, sin) are compared by their tables alone:
 
 - at once:   the tables of all layers before the first layer runs (few kernels, L times the memory);
-- on demand: each layer makes its own (one table alive, a few kernels a layer);
-- shipped:   at once for up to FEW_TOKENS tokens in a call, on demand above.
+- on demand: each layer makes its own (one table alive, a few kernels a layer).
 
-    python benchmarks/inference.py MODEL_DIR [--repeats 7] [--longest 4096] [--compiled]
+What ships does the first for up to FEW_TOKENS tokens in a call and the second above. It is compared with the base model
+on whole models: MODEL_DIR, and a random Llama that is wider and has few layers.
 
-Times are medians of interleaved runs in eager mode on this machine's CPU, float32.
+    python benchmarks/inference.py MODEL_DIR [--lengths 128,1024,8192] [--repeats 15] [--compiled] [--json FILE]
+
+On this machine's CPU, float32. Calls are run in turn; ratios are those of a round, their median and quartiles. Memory
+is the model's weights and what a call adds to the process at its peak.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lpes_bake.modeling import layer_rope_scaling
-from lpes_bake.search.models import load_scaled
+from lpes_bake.modeling.layer_rope_scaling import LpesLlamaConfig
+from lpes_bake.modeling.modeling_lpes_llama import LpesLlamaRotaryEmbedding
+from lpes_bake.search.models import cache_argument, load_scaled, set_factors
+from lpes_bake.timing import Memory
 
-DESIGNS = {"at once": 1 << 62, "on demand": 0, "shipped": layer_rope_scaling.FEW_TOKENS}
-LAYERS, HEAD_DIM = 32, 128  # of a 7B model, for the tables alone
+LAYERS = 32  # of a 7B model, for the tables alone
+TABLE_LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+WIDE = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    vocab_size=4096,
+    max_position_embeddings=16_384,
+)
+DECODED_BEHIND = 128  # tokens in the cache of a decode step
+SLOW = 2048  # tokens from which fewer rounds are run
 
 
 class CountKernels(TorchDispatchMode):
     """Counts the operations that compute something: views launch no kernel."""
 
-    kernels = 0
+    kernels: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count and run one operation."""
@@ -44,51 +66,59 @@ class CountKernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True)
+class Cost:
+    """A call of the base model and of the scaled one. seconds: the base's median; ratio: quartiles and median of the
+    rounds' ratios, low to high. bytes: (base, scaled), weights and all. kernels: (base, scaled); None if compiled."""
+
+    model: str
+    mode: str
+    call: str
+    seconds: float
+    ratio: tuple[float, float, float]
+    bytes: tuple[int, int]
+    kernels: tuple[int, int] | None
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
 def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each run, the runs taken in turn."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for repeat in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if repeat:  # the first round warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    """Median seconds of each run, the runs taken in turn, behind a round that warms up."""
+    rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(repeats + 1)][1:]
+    return {name: statistics.median(one[name] for one in rounds) for name in runs}
 
 
-def with_design(design: str, run: Callable[[], Any]) -> Callable[[], Any]:
-    """`run` under one design."""
-
-    def under() -> Any:
-        layer_rope_scaling.FEW_TOKENS = DESIGNS[design]
-        return run()
-
-    return under
-
-
-def tables_alone(lengths: list[int], repeats: int) -> Table:
+def tables_alone(lengths: Sequence[int], repeats: int) -> Table:
     """The tables of a 7B model's 32 layers, without the model: milliseconds and the megabytes alive at once."""
     table = Table("tokens", "base ms", "at once ms", "MB", "on demand ms", "MB", title="tables alone, bfloat16")
-    inv_freq = torch.rand(HEAD_DIM // 2)
-    factors = torch.linspace(0.8, 1.2, LAYERS)[:, None]
-    dtype = torch.bfloat16
+    factors = [0.8 + 0.4 * layer / LAYERS for layer in range(LAYERS)]
+    config = LpesLlamaConfig(factors, hidden_size=4096, num_attention_heads=32, num_hidden_layers=LAYERS)
+    base, scaled = LlamaRotaryEmbedding(config), LpesLlamaRotaryEmbedding(config)
+    hidden = torch.empty(1, dtype=torch.bfloat16)
+    shipped = layer_rope_scaling.FEW_TOKENS
     for length in lengths:
         positions = torch.arange(length)[None]
 
-        def base(positions: torch.Tensor = positions) -> Any:
-            return layer_rope_scaling.cos_sin(positions, inv_freq, 1.0, dtype)
-
-        def at_once(positions: torch.Tensor = positions) -> Any:
-            shared = layer_rope_scaling.cos_sin(positions, (inv_freq / factors)[:, None, None], 1.0, dtype)
-            return [layer_rope_scaling.layer_tables(shared, layer, dtype) for layer in range(LAYERS)]
-
-        def on_demand(positions: torch.Tensor = positions) -> None:
-            shared = (positions, inv_freq / factors, 1.0)
+        def tables(few_tokens: int, positions: torch.Tensor = positions) -> None:
+            layer_rope_scaling.FEW_TOKENS = few_tokens
+            shared = scaled(hidden, positions)
             for layer in range(LAYERS):
-                layer_rope_scaling.layer_tables(shared, layer, dtype)
+                layer_rope_scaling.layer_tables(shared, layer, hidden.dtype)
 
-        times = medians({"base": base, "at once": at_once, "on demand": on_demand}, repeats)
-        megabytes = 2 * length * HEAD_DIM * 2 / 1e6
+        times = medians(
+            {
+                "base": partial(base, hidden, positions),
+                "at once": partial(tables, length),
+                "on demand": partial(tables, 0),
+            },
+            repeats,
+        )
+        megabytes = sum(one.nbytes for one in base(hidden, positions)) / 1e6
         table.add_row(
             f"{length:,}",
             f"{1e3 * times['base']:.2f}",
@@ -97,47 +127,94 @@ def tables_alone(lengths: list[int], repeats: int) -> Table:
             f"{1e3 * times['on demand']:.2f}",
             f"{megabytes:.2f}",
         )
+    layer_rope_scaling.FEW_TOKENS = shipped
     return table
 
 
 @torch.inference_mode()
-def whole_model(model_dir: Path, lengths: list[int], repeats: int, compiled: bool) -> Table:
-    """Prefill at each length and one decode step behind 128 tokens, as ratios to the base model."""
+def costs_of(name: str, model_dir: Path, lengths: list[int], repeats: int, compiled: bool) -> Iterator[Cost]:
+    """A decode step behind 128 tokens, and a prefill of each length."""
     base = AutoModelForCausalLM.from_pretrained(model_dir, torch_dtype=torch.float32).eval()
     scaled = load_scaled(model_dir, dtype=torch.float32)
     layers = scaled.config.num_hidden_layers
-    scaled.model.rotary_emb.set_layer_rope_scaling([0.8 + 0.4 * layer / layers for layer in range(layers)])
-    mode = "compiled" if compiled else "eager"
-    table = Table("call", "base ms", *DESIGNS, "base kernels", *DESIGNS, title=f"{model_dir.name}, float32, {mode}")
-    calls: list[tuple[str, int, int]] = [("decode", 1, 128), *[(f"prefill {n:,}", n, 0) for n in lengths]]
-    for name, length, past in calls:
-        ids = torch.randint(0, scaled.config.vocab_size, (1, length))
-        context = torch.randint(0, scaled.config.vocab_size, (1, past)) if past else None
-        runs: dict[str, Callable[[], Any]] = {}
-        kernels: dict[str, int] = {}
-        for label, model in (("base", base), *((design, scaled) for design in DESIGNS)):
-            forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
-            cache = model(context, use_cache=True) if context is not None else None
-            key = "cache" if cache is not None and "cache" in cache else "past_key_values"
-
-            def run(forward: Any = forward, cache: Any = cache, key: str = key, ids: torch.Tensor = ids) -> Any:
-                if cache is None:
-                    return forward(ids, use_cache=False, logits_to_keep=1)
-                out = forward(ids, use_cache=True, **{key: cache[key]})
-                cache[key].crop(-ids.shape[1])
-                return out
-
-            runs[label] = run if label == "base" else with_design(label, run)
-            if not compiled:
-                with CountKernels() as counter:  # type: ignore[no-untyped-call]
-                    runs[label]()
-                kernels[label] = counter.kernels
-        times = medians(runs, repeats if length < 2048 else max(3, repeats // 3))
-        table.add_row(
+    set_factors(scaled, [0.8 + 0.4 * layer / layers for layer in range(layers)])
+    vocabulary = base.config.vocab_size
+    weights = sum(one.nbytes for one in base.parameters())
+    calls = [("decode", 1, DECODED_BEHIND), *((f"prefill {length:,}", length, 0) for length in lengths)]
+    for call, length, past in calls:
+        torch.compiler.reset()
+        ids, before = torch.randint(vocabulary, (1, length)), torch.randint(vocabulary, (1, past))
+        runs = [caller(model, ids, before, compiled) for model in (base, scaled)]
+        kernels = None if compiled else (kernels_of(runs[0]), kernels_of(runs[1]))
+        for run in runs:
+            run()
+        times, added = in_turn(runs, repeats if length < SLOW else max(3, repeats // 3))
+        low, middle, high = statistics.quantiles([ours / theirs for theirs, ours in times], n=4, method="inclusive")
+        yield Cost(
             name,
-            f"{1e3 * times['base']:.1f}",
-            *[f"{times[design] / times['base']:.3f}" for design in DESIGNS],
-            *[str(kernels.get(label, "")) for label in ("base", *DESIGNS)],
+            "compiled" if compiled else "eager",
+            call,
+            statistics.median(theirs for theirs, _ in times),
+            (low, middle, high),
+            (weights + added[0], weights + added[1]),
+            kernels,
+        )
+
+
+def caller(model: Any, ids: torch.Tensor, before: torch.Tensor, compiled: bool) -> Callable[[], Any]:
+    """A call of the model on `ids`, with `before` in the cache, or without a cache where there is nothing before."""
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    if not before.shape[1]:
+        return lambda: forward(ids, use_cache=False, logits_to_keep=1)
+    name = cache_argument(model)
+    cache = model(before, use_cache=True)[name]
+
+    def step() -> None:
+        forward(ids, use_cache=True, **{name: cache})
+        cache.crop(-ids.shape[1])
+
+    return step
+
+
+def kernels_of(run: Callable[[], Any]) -> int:
+    """How many kernels a call launches."""
+    with CountKernels() as counter:  # type: ignore[no-untyped-call]
+        run()
+    count: int = counter.kernels
+    return count
+
+
+def in_turn(runs: list[Callable[[], Any]], repeats: int) -> tuple[list[tuple[float, float]], list[int]]:
+    """Seconds of both runs, round by round, and of each the median of the bytes that it adds at its peak."""
+    memory = Memory(torch.device("cpu"))
+    times, added = [], []
+    for number in range(repeats):
+        seconds, peaks = [0.0, 0.0], [0, 0]
+        # Who comes first changes, so that neither has the warmer machine.
+        for index in (0, 1) if number % 2 else (1, 0):
+            held = memory.held() or 0
+            memory.reset_peak()
+            seconds[index] = seconds_of(runs[index])
+            peaks[index] = (memory.peak() or held) - held
+        times.append((seconds[0], seconds[1]))
+        added.append(peaks)
+    return times, [int(statistics.median(one[index] for one in added)) for index in (0, 1)]
+
+
+def table_of(costs: list[Cost]) -> Table:
+    """Costs of whole models."""
+    table = Table("model", "mode", "call", "base ms", "scaled", "base MB", "scaled", "base kernels", "scaled")
+    for one in costs:
+        low, middle, high = one.ratio
+        table.add_row(
+            one.model,
+            one.mode,
+            one.call,
+            f"{1e3 * one.seconds:,.1f}",
+            f"{middle:.3f} [{low:.3f}, {high:.3f}]",
+            f"{one.bytes[0] / 1e6:,.0f}",
+            f"{one.bytes[1] / one.bytes[0]:.4f}",
+            *([""] * 2 if one.kernels is None else [str(count) for count in one.kernels]),
         )
     return table
 
@@ -146,17 +223,25 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a local checkpoint")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--longest", type=int, default=4096, help="longest prefill of the whole model, in tokens")
-    parser.add_argument("--compiled", action="store_true", help="the whole model under torch.compile too")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds; a third from 2,048 tokens on")
+    parser.add_argument("--lengths", default="128,1024,8192", help="of prefills, in tokens  [default: %(default)s]")
+    parser.add_argument("--compiled", action="store_true", help="whole models under torch.compile too")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    lengths = [1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+    lengths = [int(length) for length in options.lengths.split(",")]
     console = Console(width=140)
-    console.print(tables_alone(lengths, options.repeats))
-    prefills = [n for n in (128, 256, 512, 1024, 4096, 8192, 16384) if n <= options.longest]
-    console.print(whole_model(options.model, prefills, options.repeats, compiled=False))
-    if options.compiled:
-        console.print(whole_model(options.model, prefills[:1], options.repeats, compiled=True))
+    console.print(tables_alone(TABLE_LENGTHS, options.repeats))
+    costs: list[Cost] = []
+    with TemporaryDirectory() as folder:
+        LlamaForCausalLM(WIDE).save_pretrained(folder)
+        for name, model_dir in ((options.model.name, options.model), ("random, 2,048 wide", Path(folder))):
+            for compiled in (False, True) if options.compiled else (False,):
+                for cost in costs_of(name, model_dir, lengths, options.repeats, compiled):
+                    costs.append(cost)
+                    print(cost, flush=True)
+    console.print(table_of(costs))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from lpes_bake.search.models import load_scaled, set_factors
 from lpes_bake.search.prompts import PROMPT_FORMATS, Encoded, take
 from lpes_bake.search.scoring import Scorer
 from lpes_bake.search.tasks import Task, even_positions, parse_task
+from lpes_bake.timing import Memory
 
 PATHS = ("engine", "plain, 100 tokens", "plain, stops early")
 NEW_TOKENS = 100
@@ -216,22 +217,15 @@ def compare(name: str, bench: Bench, repeats: int, peak: float, memory: dict[str
 
 
 def memory_of(path: str, bench: Bench) -> float | None:
-    """Megabytes of the highest resident memory of one run, beyond what was resident before; None where the
-    system does not tell."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not (status.exists() and reset.exists()):
-        return None
-
-    def resident(name: str) -> int:
-        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1])
-
+    """Megabytes that one run adds at its peak; None where the system does not tell."""
     # Weights are mapped from the file: one token brings them all in.
     bench.model(torch.tensor([[0]]))
-    reset.write_text("5")
-    before = resident("VmRSS")
+    memory = Memory(torch.device("cpu"))
+    before = memory.held()
+    memory.reset_peak()
     bench.run(path, bench.candidates[0])
-    return (resident("VmHWM") - before) / 1024
+    peak = memory.peak()
+    return None if before is None or peak is None else (peak - before) / 1e6
 
 
 def specs(options: argparse.Namespace) -> dict[str, str]:
