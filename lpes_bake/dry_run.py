@@ -182,5 +182,5 @@ def show_estimate(found: dict[str, Any], console: Console) -> None:
         f"At most {found['trials_at_most']} trials and {total['tokens']:,} tokens, {clock(total['seconds'])} in all; "
         "a race ends most trials early"
     )
-    say(f"Memory: about {found['memory_bytes'] / 1e9:.1f} GB")
+    say(f"Memory: about {found['memory_bytes'] / 1e9:.3g} GB")
     say("Nothing was written.")

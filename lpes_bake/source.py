@@ -211,7 +211,7 @@ def hub_error(error: Exception, model: str, revision: str | None) -> InputError:
 
     at = f"{model} at revision {revision}" if revision else model
     if isinstance(error, errors.GatedRepoError):
-        why = f"is gated: accept its terms on https://huggingface.co/{model} and log in with `hf auth login`"
+        why = "is gated: accept its terms on its page on the Hub and log in with `hf auth login`"
     elif isinstance(error, errors.RepositoryNotFoundError):
         why = "is neither a local directory nor a model on the Hub that you can see (a private one needs a login)"
     elif isinstance(error, errors.RevisionNotFoundError):

@@ -51,7 +51,7 @@ def test_a_gated_model_is_refused_before_any_work(hub: Hub, tmp_path: Path, comm
     done = client(hub, tmp_path, "-m", "lpes_bake", name, "eve/gated", *rest)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "accept its terms on https://huggingface.co/eve/gated and log in with `hf auth login`" in line
+    assert "eve/gated is gated: accept its terms on its page on the Hub and log in with `hf auth login`" in line
     assert not (tmp_path / "out").exists()
     assert {request.rpartition("/")[2] for request in hub.requests if "/resolve/" in request} == {"config.json"}
 
