@@ -10,6 +10,7 @@ from typing import Any
 
 from lpes_bake import __version__
 from lpes_bake.factors import Factors
+from lpes_bake.pages import SCALES, difference, fixed
 from lpes_bake.source import Source
 
 # What a base model's card says that holds for the bake too.
@@ -141,16 +142,17 @@ def search_scores(scores: Mapping[str, Any]) -> dict[str, Any] | None:
 def task_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     """One task's scores: its name, what was asked, and a table a metric."""
     tables = []
-    for kind, title in (("accuracy", "Accuracy"), ("logprob", "Mean log-probability of the answer's tokens")):
+    for kind, (title, factor, digits) in SCALES.items():
         rows = []
         for who, name in (("base", "base model"), ("lpes", "this model")):
             if who in scores:
                 found = scores[who][kind]
                 means = [one[0] for one in [*found["by_position"], found["mean"]]]
-                rows.append([name, *(decimals(value) for value in [*means, found["minimum"]])])
+                rows.append([name, *(fixed(value, digits, factor) for value in [*means, found["minimum"]])])
         if "difference" in scores:
             gain = scores["difference"][kind]
-            rows.append(["difference", *(interval(value) for value in [*gain["by_position"], gain["mean"]]), ""])
+            gains = (difference(value, digits, factor) for value in [*gain["by_position"], gain["mean"]])
+            rows.append(["difference", *gains, ""])
         unit = "%" if scores["position_unit"] == "%" else ""
         tables.append((title, [f"place {place}{unit}" for place in scores["positions"]], rows))
     return {
@@ -159,16 +161,6 @@ def task_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
         "settings": json.dumps(scores["settings"], ensure_ascii=False),
         "tables": tables,
     }
-
-
-def decimals(value: float | None) -> str:
-    """A score with two decimals; a dash for one that is not known."""
-    return "–" if value is None else f"{value:.2f}"
-
-
-def interval(value: Sequence[float | None]) -> str:
-    """A difference and its interval."""
-    return "{} ({} to {})".format(*("–" if number is None else f"{number:+.2f}" for number in value))
 
 
 def leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_bake.factors import save_text
-from lpes_bake.pages import SCALES, change, count, fixed, render_page, signed
+from lpes_bake.pages import SCALES, count, difference, fixed, render_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,10 +91,10 @@ def difference_table(task: Mapping[str, Any]) -> Table:
     return Table(title, columns, rows)
 
 
-def interval(difference: Mapping[str, Any], metric: str) -> str:
-    """A difference and the ends of its interval."""
+def interval(found: Mapping[str, Any], metric: str) -> str:
+    """A difference of means and the ends of its interval."""
     _, factor, digits = SCALES[metric]
-    return f"{signed(difference['mean'][0], digits, factor)} [{change(difference['mean'], digits, factor)}]"
+    return difference(found["mean"], digits, factor)
 
 
 def cost_table(costs: Mapping[str, Any]) -> Table:

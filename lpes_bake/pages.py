@@ -1,4 +1,4 @@
-"""Pages that stand alone: templates with their figures inside, and how numbers are printed on them."""
+"""Pages that stand alone: templates with their figures inside; and how numbers are printed, there and elsewhere."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def between(interval: Sequence[float | None], digits: int, factor: float = 1.0) 
 def change(interval: Sequence[float | None], digits: int, factor: float = 1.0) -> str:
     """The two ends of a difference (mean, low, high), with their signs."""
     return f"{signed(interval[1], digits, factor)} to {signed(interval[2], digits, factor)}"
+
+
+def estimate(interval: Sequence[float | None], digits: int, factor: float = 1.0) -> str:
+    """(mean, low, high): the mean, and the ends in brackets."""
+    return f"{fixed(interval[0], digits, factor)} [{between(interval, digits, factor)}]"
+
+
+def difference(interval: Sequence[float | None], digits: int, factor: float = 1.0) -> str:
+    """A difference (mean, low, high), all with their signs."""
+    return f"{signed(interval[0], digits, factor)} [{change(interval, digits, factor)}]"
 
 
 def count(number: float | None) -> str:

@@ -149,7 +149,7 @@ def test_several_tasks_have_tables_and_pictures_of_their_own(small: Small, tmp_p
     done = run(small.model, baked, *(word for one in tasks for word in ("--task", one)), "--plot", plot, "--out", out)
     assert done.exit_code == 0, done.output
     for words in (
-        *("accuracy", "log-probability", "minimum", "spread", "tiny-v1.5-lpes − small"),
+        *("Accuracy, %", "Log-probability of the answer", "minimum", "spread", "tiny-v1.5-lpes − small"),
         "Key-value retrieval, 6 pairs: 3 contexts, each asked at 3 positions",
         "Questions of own.jsonl: 3 contexts, each asked at 2 positions",
         "100%",

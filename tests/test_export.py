@@ -564,15 +564,16 @@ def test_the_card_has_a_table_for_each_task_that_was_searched(model: Path, tmp_p
     rows = table_after(card, "### Key-value retrieval, 4 pairs")
     for name, values, row in (("base model", base, rows[0]), ("this model", lpes, rows[1])):
         means = values.mean(0)
-        assert row == [name, *(f"{mean:.2f}" for mean in (*means, values.mean(), means.min()))]
-    mean, low, high = first["difference"]["accuracy"]["mean"]
-    assert mean == pytest.approx((lpes - base).mean())
-    assert rows[2][0] == "difference" and rows[2][4] == f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+        assert row == [name, *(f"{100 * mean:.1f}" for mean in (*means, values.mean(), means.min()))]
+    found = first["difference"]["accuracy"]["mean"]
+    assert found[0] == pytest.approx((lpes - base).mean())
+    mean, low, high = (f"{100 * one:+.1f}".replace("-", "−") for one in found)
+    assert rows[2][0] == "difference" and rows[2][4] == f"{mean} [{low} to {high}]"
     for words in (
         "### Questions of mine.jsonl",
         "| | place 0% | place 50% | place 100% | mean | minimum |",
         "40 contexts, each asked at every place",
-        "Mean log-probability of the answer's tokens:",
+        "Log-probability of the answer, nats a token:",
         "12 paragraphs",
         "-3.123 for the base",
         "-3.130 for this one",
@@ -590,8 +591,8 @@ def test_the_card_of_a_search_that_found_nothing_has_the_base_models_scores_alon
     alone["base"]["logprob"]["minimum"] = None
     card = card_of(model, tmp_path, {"tasks": [alone], "text": {"paragraphs": 12, "base": -3.1}})
     rows = table_after(card, "### Key-value retrieval, 4 pairs")
-    assert [row[0] for row in rows] == ["base model"] and rows[0][1] == f"{base.mean(0)[0]:.2f}"
-    assert table_after(card, "Mean log-probability of the answer's tokens")[0][-1] == "–"
+    assert [row[0] for row in rows] == ["base model"] and rows[0][1] == f"{100 * base.mean(0)[0]:.1f}"
+    assert table_after(card, "Log-probability of the answer")[0][-1] == "–"
     assert "for this one" not in card and "this model" not in card.partition("## Scores")[2].partition("## Rep")[0]
 
 

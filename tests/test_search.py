@@ -124,10 +124,11 @@ def test_show_says_what_the_factors_gain_and_cost(whole: Path) -> None:
     shown = " ".join(invoke("show", whole).stdout.split())
     content = content_of(whole)
     base, lpes = (logprobs(whole, "report", one) for one in (list(IDENTITY), content["layer_rope_scaling"]))
-    assert "Key-value retrieval, 4 pairs, 16 unseen contexts: accuracy +0.000 [" in shown
+    assert "Key-value retrieval, 4 pairs, 16 unseen contexts: accuracy +0.0 [" in shown
     assert f", log-probability {(lpes - base).mean():+.3f} [" in shown
     theirs, ours = (content["report"]["text"][who] for who in ("base", "lpes"))
-    assert f"short text log-probability a token {ours - theirs:+.3f} [" in shown and "6 paragraphs" in shown
+    loss = f"{ours - theirs:+.3f}".replace("-", "−")
+    assert f"short text log-probability a token {loss} [" in shown and "6 paragraphs" in shown
     assert f"verdict {content['message']}" in shown
 
 

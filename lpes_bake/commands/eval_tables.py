@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lpes_bake.comparison import numbers
 from lpes_bake.evaluate import Evaluation
 from lpes_bake.long_text.evaluation import LongEvaluation
+from lpes_bake.pages import SCALES, difference, estimate, fixed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,6 @@ def _show_places(evaluation: Evaluation, console: Console) -> None:
     from rich.text import Text
 
     first = evaluation.entries[0]
-    names = {"accuracy": "accuracy", "logprob": "log-probability of the answer"}
     for i, task in enumerate(evaluation.tasks):
         unit = "%" if task.position_unit == "%" else ""
         places = [f"{position}{unit}" for position in task.positions]
@@ -40,7 +40,7 @@ def _show_places(evaluation: Evaluation, console: Console) -> None:
             markup=False,
             soft_wrap=True,
         )
-        for metric, name in names.items():
+        for metric, (name, factor, digits) in SCALES.items():
             table = Table("position", *places, "mean", "minimum", "spread", box=None, title_justify="left", title=name)
             # Names that differ at their end only (base, base-lpes) must not be cut there.
             table.columns[0].overflow = "fold"
@@ -49,16 +49,18 @@ def _show_places(evaluation: Evaluation, console: Console) -> None:
             for entry in evaluation.entries:
                 scores = entry.values(i, metric).mean(0)
                 numbers = [*scores, scores.mean(), scores.min(), scores.max() - scores.min()]
-                table.add_row(Text(entry.label), *(f"{number:.3f}" for number in numbers))
+                table.add_row(Text(entry.label), *(fixed(number, digits, factor) for number in numbers))
             console.print(table)
             console.print()
         for entry in evaluation.entries[1:]:
-            table = Table("position", *names.values(), box=None, title_justify="left")
+            table = Table("position", *(scale.name for scale in SCALES.values()), box=None, title_justify="left")
             table.title = Text(f"{entry.label} − {first.label}, with 95 % intervals")
-            differences = [evaluation.difference(entry, i, metric) for metric in names]
-            for row, place in enumerate(places):
-                table.add_row(place, *(_interval(one["by_position"][row]) for one in differences))
-            table.add_row("mean", *(_interval(one["mean"]) for one in differences))
+            columns = []
+            for metric, (_, factor, digits) in SCALES.items():
+                found = evaluation.difference(entry, i, metric)
+                columns.append([difference(one, digits, factor) for one in (*found["by_position"], found["mean"])])
+            for row in zip((*places, "mean"), *columns, strict=True):
+                table.add_row(*row)
             console.print(table)
             console.print()
 
@@ -77,9 +79,9 @@ def _show_benchmarks(result: LongEvaluation, console: Console) -> None:
         table = Table("model", one.metric_name, escape(f"− {first.label}"), box=None)
         table.columns[0].overflow = "fold"
         for entry in result.entries:
-            score = _interval(numbers(result.score(entry, i)), ".2f")
-            difference = "" if entry is first else _interval(numbers(result.difference(entry, i)), "+.2f")
-            table.add_row(Text(entry.label), score, difference)
+            score = estimate(numbers(result.score(entry, i)), 2)
+            gain = "" if entry is first else difference(numbers(result.difference(entry, i)), 2)
+            table.add_row(Text(entry.label), score, gain)
         console.print(table)
         console.print()
 
@@ -105,8 +107,3 @@ def _show_harness(result: HarnessEvaluation, console: Console) -> None:
 
 def _error(stderr: float | None) -> str:
     return "" if stderr is None else f" ± {stderr:.4f}"
-
-
-def _interval(interval: list[float | None], form: str = "+.3f") -> str:
-    """A number, or a difference, with its interval."""
-    return "{} ({} to {})".format(*("?" if number is None else format(number, form) for number in interval))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lpes_bake.commands.options import GroupedCommand, quiet, revision, settings_options, trust_remote_code
+from lpes_bake.pages import SCALES, difference, fixed
 from lpes_bake.search.ledger import Limits
 from lpes_bake.search.tasks import task_help
 from lpes_bake.settings import PRESETS, SearchSettings
@@ -242,19 +243,20 @@ def show_result(result: SearchResult, console: Console) -> None:
         )
         unit = "%" if task["position_unit"] == "%" else ""
         places = [*(f"{position}{unit}" for position in task["positions"]), "mean"]
-        for metric, title in (("accuracy", "accuracy"), ("logprob", "log-prob.")):
-            table = Table(box=None)
-            for heading in ("place", f"{title}: base", winner, "difference, 95 % interval"):
+        for metric, (title, factor, digits) in SCALES.items():
+            table = Table(box=None, title=title, title_justify="left")
+            for heading in ("place", "base", winner, "difference, 95 % interval"):
                 table.add_column(heading, justify="right", no_wrap=True)
             base, lpes, gain = ([*one["by_position"], one["mean"]] for one in by_metric(scores, metric))
-            for row in zip(places, base, lpes, gain, strict=True):
-                table.add_row(row[0], shown(row[1][0], 3), shown(row[2][0], 3), signed(row[3]))
+            for place, before, after, gained in zip(places, base, lpes, gain, strict=True):
+                means = (fixed(one[0], digits, factor) for one in (before, after))
+                table.add_row(place, *means, difference(gained, digits, factor))
             console.print(table)
         console.print()
     text = content["report"]["text"]
     console.print(
-        f"Short plain text ({text['paragraphs']} paragraphs), log-probability a token: base {shown(text['base'], 3)}, "
-        f"{winner} {shown(text['lpes'], 3)}, difference {signed(text['difference'])}",
+        f"Short plain text ({text['paragraphs']} paragraphs), log-probability a token: base {fixed(text['base'], 3)}, "
+        f"{winner} {fixed(text['lpes'], 3)}, difference {difference(text['difference'], 3)}",
         soft_wrap=True,
     )
     cost, gain = content["cost"], content["selection"]["gain"]
@@ -264,10 +266,10 @@ def show_result(result: SearchResult, console: Console) -> None:
         soft_wrap=True,
     )
     # A milder form of a candidate was not searched on.
-    searched = "" if gain["search"] is None else f"where it was searched {shown(gain['search'], 4)}, "
+    searched = "" if gain["search"] is None else f"where it was searched {fixed(gain['search'], 4)}, "
     console.print(
-        f"Gain of the winner {searched}where it was chosen {shown(gain['selection'], 4)}, where nobody looked before "
-        f"{shown(gain['report'], 4)}.",
+        f"Gain of the winner {searched}where it was chosen {fixed(gain['selection'], 4)}, where nobody looked before "
+        f"{fixed(gain['report'], 4)}.",
         soft_wrap=True,
     )
     console.print(result.message, soft_wrap=True)
@@ -278,14 +280,3 @@ def show_result(result: SearchResult, console: Console) -> None:
 def by_metric(scores: dict[str, Any], metric: str) -> list[dict[str, Any]]:
     """One metric of the base, of the winner, and their difference."""
     return [scores[part][metric] for part in ("base", "lpes", "difference")]
-
-
-def shown(value: float | None, digits: int) -> str:
-    """A number, or ? for what is not finite."""
-    return "?" if value is None else f"{value:.{digits}f}"
-
-
-def signed(interval: list[float | None]) -> str:
-    """A difference with its interval."""
-    mean, low, high = ("?" if value is None else f"{value:+.3f}" for value in interval)
-    return f"{mean} [{low}, {high}]"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lpes_bake.pages import SCALES, difference
+
 if TYPE_CHECKING:
     from lpes_bake.factors import Factors
 
@@ -68,16 +70,17 @@ def facts(found: Factors) -> Iterator[tuple[str, str]]:
 def gains(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a search measured on unseen questions and on short text, as such rows: the mean differences from the base
     model with their intervals. None for factors of 1, and for scores of any other shape."""
-    from lpes_bake.commands.search import signed
-
     try:
         rows = []
         for task in scores["tasks"]:
-            accuracy, logprob = (signed(task["difference"][metric]["mean"]) for metric in ("accuracy", "logprob"))
+            accuracy, logprob = (
+                difference(task["difference"][metric]["mean"], digits, factor)
+                for metric, (_, factor, digits) in SCALES.items()
+            )
             asked = f"{task['title']}, {task['contexts']['report']} unseen contexts"
-            rows.append(("gain", f"{asked}: accuracy {accuracy}, log-probability {logprob}"))
+            rows.append(("gain", f"{asked}: accuracy {accuracy} points, log-probability {logprob}"))
         text = scores["text"]
-        loss = f"log-probability a token {signed(text['difference'])}, {text['paragraphs']} paragraphs"
+        loss = f"log-probability a token {difference(text['difference'], 3)}, {text['paragraphs']} paragraphs"
         return [*rows, ("short text", loss)]
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
