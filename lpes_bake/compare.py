@@ -1,7 +1,8 @@
 """A comparison of methods: the same questions to each, by gold position, and what each costs beside the base model.
 
-DIR holds journal.jsonl (each piece of work as it was done: one method on one context, or its timing), and, once all is
-done, comparison.json and what `lpes_bake.compare_files` makes of it. torch is imported inside functions only.
+DIR holds journal.jsonl (what each method is, and each piece of work as it was done: one method on one context, or its
+timing), and, once all is done, comparison.json and what `lpes_bake.compare_files` makes of it. A comparison that goes
+on may have other methods: those that are in the journal are not asked again. torch is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -111,13 +112,15 @@ class Events:
 class Plan:
     """A comparison that passed its checks: no weight has been read.
 
-    methods: by the name that tables give them, the base first. taken: the questions, a task each.
+    methods: by the name that tables give them, the base first. facts: what each is, the content of its files among it.
+    taken: the questions, a task each.
     settings: with device and dtype as "auto" came to. prompt: the ids that times are measured on; None for no timing.
     """
 
     source: Source
     settings: CompareSettings
     methods: dict[str, Method]
+    facts: dict[str, dict[str, Any]]
     tasks: tuple[Task, ...]
     taken: list[Taken]
     tokenizer: Any
@@ -176,6 +179,7 @@ def compare(
         check_outside(out, plan.source)
         together(processes, lambda: out.mkdir(parents=True, exist_ok=True))
         with open_journal(out / JOURNAL_FILE, plan.header, processes) as journal:
+            together(processes, lambda: enrol(plan, journal))
             timings = measure(plan, journal, processes, events)
             results = answer(plan, journal, processes, events)
     for line in without_numbers(plan, results):
@@ -235,21 +239,22 @@ def make_plan(
     header = {
         "base": base_facts(source),
         "weights": weights_digest(source),
-        "methods": {
-            name: {"method": method.label.partition("=")[0], **held(method, known.get(name))}
-            for name, method in methods.items()
-        },
         "questions": {str(number): task.describe() for number, task in enumerate(tasks, 1)},
         **{
             name: value
             for name, value in dataclasses.asdict(settings).items()
-            if name not in ("methods", "task")  # they hold paths; what they come to stands above
+            if name not in ("methods", "task")  # they hold paths; what they come to stands elsewhere
         },
+    }
+    facts = {
+        name: {"method": method.label.partition("=")[0], **held(method, known.get(name))}
+        for name, method in methods.items()
     }
     return Plan(
         source,
         settings,
         methods,
+        facts,
         tuple(tasks),
         taken,
         tokenizer,
@@ -295,7 +300,7 @@ def factors_of(method: Method, source: Source) -> Factors | None:
 
 
 def held(method: Method, factors: Factors | None) -> dict[str, Any]:
-    """What a method's files hold, for the journal's header: factors, or the digest of routers."""
+    """What a method's files hold, for the journal: factors, or the digest of routers."""
     name, _, value = method.label.partition("=")
     if name == "moice":
         from lpes_bake.baselines.moice import ROUTERS_FILE
@@ -321,11 +326,29 @@ def timing_prompt(settings: CompareSettings, taken: Taken, limit: int) -> list[i
     return list(itertools.islice(itertools.cycle(prompt), length))
 
 
+def enrol(plan: Plan, journal: Journal | None) -> None:
+    """Write down the methods that the journal does not know; InputError where it has another one by the same name."""
+    if journal is None:
+        return
+    known = {one["method"]: one["facts"] for one in journal.records[1:] if "facts" in one}
+    for name, facts in plan.facts.items():
+        if name in known and known[name] != facts:
+            raise InputError(
+                f"{journal.path} has answers of another {name}, whose file has changed since; give this one another "
+                "name, or a new --out"
+            )
+    for name, facts in plan.facts.items():
+        if name not in known:
+            journal.append({"method": name, "facts": facts})
+
+
 def measure(plan: Plan, journal: Journal | None, processes: Processes, events: Events) -> dict[str, dict[str, Any]]:
     """The timing of each method but the base, as `timing.Timing` has it. The first process measures, the others wait:
     they would be in one another's way."""
     records = processes.broadcast([] if journal is None else journal.records[1:])
-    known: dict[str, dict[str, Any]] = {one["method"]: one["timing"] for one in records if "timing" in one}
+    known: dict[str, dict[str, Any]] = {
+        one["method"]: one["timing"] for one in records if "timing" in one and one["method"] in plan.methods
+    }
     if plan.prompt is None:
         return known
     if processes.rank == 0 and any(name not in known for name in plan.methods if name != BASE):
@@ -345,14 +368,15 @@ def measure(plan: Plan, journal: Journal | None, processes: Processes, events: E
             known[name] = clock.beside(loader(BASE), loader(name)).to_json()
             if journal is not None:
                 journal.append({"method": name, "timing": known[name]})
-    return processes.broadcast(known)
+    return processes.broadcast({name: known[name] for name in plan.methods if name in known})
 
 
 def answer(plan: Plan, journal: Journal | None, processes: Processes, events: Events) -> dict[Unit, dict[str, Any]]:
     """What came of all units: those that the journal knows, and the others, computed side by side."""
     records = processes.broadcast([] if journal is None else journal.records[1:])
-    results: dict[Unit, dict[str, Any]] = {_unit(one["unit"]): one["result"] for one in records if "unit" in one}
     units = plan.units()
+    known = {_unit(one["unit"]): one["result"] for one in records if "unit" in one}
+    results: dict[Unit, dict[str, Any]] = {unit: known[unit] for unit in units if unit in known}
     interview = make_interview(plan)
     events.progress(len(results), len(units))
     for name, own in itertools.groupby(units, key=lambda unit: unit[0]):
@@ -439,7 +463,7 @@ def conclude(
         "tool_version": __version__,
         "command": command,
         "base": plan.header["base"],
-        "settings": plan.header,
+        "settings": {**plan.header, "methods": plan.facts},
         "environment": environment_of(plan.device, plan.settings.dtype),
         "methods": list(plan.methods),
         "tasks": tasks,

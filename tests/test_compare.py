@@ -613,7 +613,29 @@ def test_routers_that_were_trained_anew_are_not_those_of_the_comparison_so_far(s
         done = invoke("compare", *words, "--out", tmp_path / "out", *flags)
         if not flags:
             assert done.exit_code == 0, done.output
-    assert "other settings (methods" in one_line(done)
+    assert f"answers of another moice={tmp_path.name}" in one_line(done)
+
+
+def test_a_method_that_is_added_later_joins_those_that_have_answered(compared: Compared, tmp_path: Path) -> None:
+    words, out = [*compared.words], tmp_path / "out"
+    place = words.index("--methods") + 1
+    first, second = str(words[place]).split(",")
+
+    def run(methods: str, *flags: str) -> dict[str, Any]:
+        words[place] = methods
+        done = invoke("compare", *words, "--out", out, "--json", *flags)
+        assert done.exit_code == 0, done.output
+        content: dict[str, Any] = json.loads(done.stdout)
+        return content
+
+    run(second)
+    both = run(f"{first},{second}", "--resume")
+    asked = [tuple(one["unit"]) for one in units(out)]
+    assert len(set(asked)) == len(asked) and both["tasks"] == compared.content["tasks"]
+    assert list(both["costs"]["methods"]) == list(compared.content["costs"]["methods"])
+    known = (out / "journal.jsonl").read_bytes()
+    alone = run(second, "--resume")
+    assert alone["methods"] == ["base", both["methods"][2]] and (out / "journal.jsonl").read_bytes() == known
 
 
 def test_a_model_of_nan_gives_no_numbers_and_says_so(tmp_path: Path) -> None:

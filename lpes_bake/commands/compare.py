@@ -27,7 +27,12 @@ EPILOG = f"\b\nMethods: {', '.join(example for _, example in METHODS.values())}\
 )
 @click.argument("model")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="New directory for it all.")
-@click.option("--resume", is_flag=True, help="Go on with the comparison in DIR; all other options must be the same.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the comparison in DIR. Other options must be the same, but for --methods: none that has answered is "
+    "asked again.",
+)
 @settings_options(CompareSettings)
 @revision
 @trust_remote_code
