@@ -30,8 +30,8 @@ EPILOG = f"\b\nMethods: {', '.join(example for _, example in METHODS.values())}\
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the comparison in DIR. Other options must be the same, but for --methods: none that has answered is "
-    "asked again.",
+    help="Go on with the comparison in DIR. Other options must be the same, but for --methods: none that has answered "
+    "is asked again.",
 )
 @settings_options(CompareSettings)
 @revision
