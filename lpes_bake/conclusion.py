@@ -28,8 +28,8 @@ from lpes_bake.search.units import TEXT, Result, Unit
 from lpes_bake.selection import Selection, drift, error_in, part_results, values_of
 
 # Settings that hold paths, which mean nothing on other machines, and which factors.json takes there. What the files
-# are, its `questions` and `paragraphs` say.
-LOCAL = ("task", "selection_task", "text")
+# are, its `questions`, `paragraphs` and `start_factors` say.
+LOCAL = ("task", "selection_task", "text", "start")
 
 # Factors that change nothing gain on all of n contexts once in 2^n times: below one in 40 with so many and more.
 FEWEST_FOR_A_VERDICT = 6

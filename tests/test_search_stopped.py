@@ -147,6 +147,8 @@ def test_a_search_that_goes_on_from_factors_is_resumed_with_the_same_ones_only(s
     result = small.run(out, start=start, optimizer="gradient", space="free", steps=1)
     first = [trial["layer_rope_scaling"] for trial in result["trials"] if trial["kind"] == "score"]
     assert [0.5, 1.5] in first
+    search = json.loads((out / "factors.json").read_text())["search"]
+    assert search["start_factors"] == [0.5, 1.5] and "start" not in search
     start.write_text("[0.5, 1.25]")
     message = one_line(small.search(out, "--resume", start=start, optimizer="gradient", space="free", steps=1))
     assert "start_factors" in message and "1.5" in message and "1.25" in message
