@@ -2,6 +2,7 @@
 
     python benchmarks/search_cost.py MODEL_DIR OUT_DIR
     python benchmarks/search_cost.py MODEL_DIR OUT_DIR --task mdqa:nq-open-oracle.jsonl.gz,documents=8 --other kv
+    accelerate launch --multi_gpu --num_processes 2 benchmarks/search_cost.py MODEL_DIR OUT_DIR
 
 Every optimizer searches on the same contexts of --task, with several seeds. Its best factors so far, at
 several times, are then scored on held-out contexts of --task and, to see what carries over, of --other,
@@ -28,7 +29,7 @@ from matplotlib.figure import Figure
 from lpes_bake.plan import Plan, load_evaluator, make_plan, optimizer_of
 from lpes_bake.plots import COLOURS, MARKERS
 from lpes_bake.search.ledger import Ledger, open_journal
-from lpes_bake.search.processes import Single
+from lpes_bake.search.processes import connected
 from lpes_bake.search.statistics import mean_interval
 from lpes_bake.search.study import Study, Trial
 from lpes_bake.search.units import TEXT, Unit
@@ -93,20 +94,20 @@ def search(name: str, plan: Plan, ledger: Ledger) -> list[Best]:
     return [Best(name, place == last, bests[place][0], total, bests[place][1]) for place in places]
 
 
-def measure(best: Best, seed: int, plan: Plan, ledger: Ledger) -> dict[str, Any]:
-    """Gains over the base model on the report part: of each task, a number a context, positions averaged.
+def measure(best: Best, seed: int, heldout: Sequence[int], ledger: Ledger) -> dict[str, Any]:
+    """Gains over the base model on `heldout` contexts of each task: a number a context, positions averaged.
 
     The task that is not searched on is for what a search found at last.
     """
     identity = (1.0,) * len(best.factors)
 
     def logprob(task: int, factors: tuple[float, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        results = part_results(ledger, "report", task, plan.settings.report_contexts, factors, accuracy=False)
+        results = part_results(ledger, "report", task, heldout[task], factors, accuracy=False)
         return np.asarray(np.array([row for one in results for row in one.logprob]).mean(1))
 
     gains = [
         (logprob(task, best.factors) - logprob(task, identity)).tolist()
-        for task in range(len(plan.tasks) if best.last else 1)
+        for task in range(len(heldout) if best.last else 1)
     ]
     texts = ledger.results([Unit("score", "report", TEXT, 0, 0, one) for one in (best.factors, identity)])
     return {**asdict(best), "seed": seed, "gains": gains, "damage": drift(*texts)[0]}
@@ -121,6 +122,7 @@ def measure(best: Best, seed: int, plan: Plan, ledger: Ledger) -> dict[str, Any]
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--contexts", default=12, show_default=True, help="Contexts that candidates are scored on.")
 @click.option("--heldout-contexts", default=40, show_default=True)
+@click.option("--other-contexts", default=20, show_default=True, help="Held-out contexts of --other.")
 @click.option("--population", default=8, show_default=True)
 @click.option("--generations", default=8, show_default=True)
 @click.option("--steps", default=30, show_default=True)
@@ -134,6 +136,7 @@ def main(
     seeds: int,
     contexts: int,
     heldout_contexts: int,
+    other_contexts: int,
     population: int,
     generations: int,
     steps: int,
@@ -147,28 +150,32 @@ def main(
         "contexts": contexts,
         "gradient_contexts": 2 * steps,
         "selection_contexts": 2,
-        "report_contexts": heldout_contexts,
+        "report_contexts": max(heldout_contexts, other_contexts),
     }
     searches = {name: one for name, one in rows(population, generations, steps).items() if not only or name in only}
     out.mkdir(parents=True, exist_ok=True)
     measured: list[dict[str, Any]] = []
-    for seed in range(seeds):
-        # One model and one set of questions serve all searches of a seed: gradients need most contexts.
-        plan = make_plan(model, SearchSettings.from_flat({**common, "optimizer": "gradient", "seed": seed}))
-        compute = load_evaluator(plan).compute
-        with open_journal(out / f"journal-{seed}.jsonl", plan.header, Single()) as journal:
-            bests: list[Best] = []
-            for name, changes in searches.items():
-                settings = SearchSettings.from_flat({**common, **changes, "contexts": contexts, "seed": seed})
-                # A ledger of its own counts all that this search asks for, be it known from another one.
-                bests += search(name, replace(plan, settings=settings), Ledger(journal, compute))
-                click.echo(f"seed {seed}, {name}: {bests[-1].total:,} tokens", err=True)
-            layers = plan.source.num_hidden_layers
-            bests += [Best(f"uniform {value:g}", True, 0, 0, (value,) * layers) for value in settings.curve.uniform]
-            measured += [measure(one, seed, plan, Ledger(journal, compute)) for one in bests]
-    (out / "search_cost.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    show(measured)
-    plot(measured, out / "search_cost.png")
+    with connected() as processes:
+        for seed in range(seeds):
+            # One model and one set of questions serve all searches of a seed: gradients need most contexts.
+            plan = make_plan(model, SearchSettings.from_flat({**common, "optimizer": "gradient", "seed": seed}))
+            compute = load_evaluator(plan).compute
+            with open_journal(out / f"journal-{seed}.jsonl", plan.header, processes) as journal:
+                bests: list[Best] = []
+                for name, changes in searches.items():
+                    settings = SearchSettings.from_flat({**common, **changes, "contexts": contexts, "seed": seed})
+                    # A ledger of its own counts all that this search asks for, be it known from another one.
+                    bests += search(name, replace(plan, settings=settings), Ledger(journal, compute, processes))
+                    if processes.rank == 0:
+                        click.echo(f"seed {seed}, {name}: {bests[-1].total:,} tokens", err=True)
+                layers = plan.source.num_hidden_layers
+                bests += [Best(f"uniform {value:g}", True, 0, 0, (value,) * layers) for value in settings.curve.uniform]
+                heldout = (heldout_contexts, other_contexts)[: len(plan.tasks)]
+                measured += [measure(one, seed, heldout, Ledger(journal, compute, processes)) for one in bests]
+        if processes.rank == 0:
+            (out / "search_cost.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+            show(measured)
+            plot(measured, out / "search_cost.png")
 
 
 def show(measured: Sequence[dict[str, Any]]) -> None:
