@@ -73,25 +73,30 @@ def search(name: str, plan: Plan, ledger: Ledger) -> list[Best]:
     """One search: TIMES of its new bests, evenly spread over them, the last one included."""
     bests: list[tuple[int, tuple[float, ...]]] = []
     best, backward = -np.inf, 0
+    layers, objective = plan.source.num_hidden_layers, plan.settings.objective
+    text = ledger.results([text_unit("search", (1.0,) * layers)])[0].tokens
+
+    def tokens() -> int:
+        # Without a leash, short text decides nothing: looking at it is no cost of the search.
+        return ledger.tokens + backward - (0 if objective.leash else text * ledger.evaluations)
 
     def on_trial(trial: Trial) -> None:
         nonlocal best, backward
         backward += round(BACKWARD * trial.tokens) if trial.gradient else 0
         if trial.complete and trial.score is not None and trial.score > best:
             best = trial.score
-            bests.append((ledger.tokens + backward, trial.factors))
+            bests.append((tokens(), trial.factors))
 
-    Study(
-        optimizer_of(plan.settings, plan.source.num_hidden_layers),
-        ledger,
-        plan.settings.objective,
-        plan.settings.study,
-        layers=plan.source.num_hidden_layers,
-        on_trial=on_trial,
-    ).run()
-    last, total = len(bests) - 1, ledger.tokens + backward
+    optimizer = optimizer_of(plan.settings, layers)
+    Study(optimizer, ledger, objective, plan.settings.study, layers=layers, on_trial=on_trial).run()
+    last, total = len(bests) - 1, tokens()
     places = sorted({round(i) for i in np.linspace(0, last, TIMES)})
     return [Best(name, place == last, bests[place][0], total, bests[place][1]) for place in places]
+
+
+def text_unit(part: str, factors: tuple[float, ...]) -> Unit:
+    """How these factors predict a part's short text."""
+    return Unit("score", part, TEXT, 0, 0, factors)
 
 
 def measure(best: Best, seed: int, heldout: Sequence[int], ledger: Ledger) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def measure(best: Best, seed: int, heldout: Sequence[int], ledger: Ledger) -> di
         (logprob(task, best.factors) - logprob(task, identity)).tolist()
         for task in range(len(heldout) if best.last else 1)
     ]
-    texts = ledger.results([Unit("score", "report", TEXT, 0, 0, one) for one in (best.factors, identity)])
+    texts = ledger.results([text_unit("report", one) for one in (best.factors, identity)])
     return {**asdict(best), "seed": seed, "gains": gains, "damage": drift(*texts)[0]}
 
 
