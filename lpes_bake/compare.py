@@ -1,8 +1,9 @@
 """A comparison of methods: the same questions to each, by gold position, and what each costs beside the base model.
 
-DIR holds journal.jsonl (what each method is, and each piece of work as it was done: one method on one context, or its
-timing), and, once all is done, comparison.json and what `lpes_bake.compare_files` makes of it. A comparison that goes
-on may have other methods: those that are in the journal are not asked again. torch is imported inside functions only.
+DIR holds journal.jsonl (what each method is, and each piece of work as it was done: one method on one context, its
+timing, or what it looked for in the model), and, once all is done, comparison.json and what
+`lpes_bake.compare_files` makes of it. A comparison that goes on may have other methods: those that are in the journal
+are not asked again. torch is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def compare(
         together(processes, lambda: out.mkdir(parents=True, exist_ok=True))
         with open_journal(out / JOURNAL_FILE, plan.header, processes) as journal:
             together(processes, lambda: enrol(plan, journal))
+            plan = settle(plan, journal, processes, events)
             timings = measure(plan, journal, processes, events)
             results = answer(plan, journal, processes, events)
     for line in without_numbers(plan, results):
@@ -340,6 +342,22 @@ def enrol(plan: Plan, journal: Journal | None) -> None:
     for name, facts in plan.facts.items():
         if name not in known:
             journal.append({"method": name, "facts": facts})
+
+
+def settle(plan: Plan, journal: Journal | None, processes: Processes, events: Events) -> Plan:
+    """The plan with methods that look for nothing: what they look for is found by the first process, once, and written
+    down."""
+    known = {one["method"]: one["settled"] for one in journal.records[1:] if "settled" in one} if journal else {}
+    methods, facts = {**plan.methods}, {**plan.facts}
+    for name in (name for name, method in plan.methods.items() if method.searches):
+        if journal is not None and name not in known:
+            events.status(f"looking for the {name} of {plan.source.name}")
+            known[name] = methods[name].settled(plan.source, plan.device, plan.dtype)
+            journal.append({"method": name, "settled": known[name]})
+        text = processes.broadcast(known.get(name))
+        methods[name] = parse_method(text)
+        facts[name] = {**facts[name], "settled": text}
+    return dataclasses.replace(plan, methods=methods, facts=facts)
 
 
 def measure(plan: Plan, journal: Journal | None, processes: Processes, events: Events) -> dict[str, dict[str, Any]]:

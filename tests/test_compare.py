@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lpes_bake.answers import Interview
 from lpes_bake.baselines.decoder import Decoder, ModelDecoder, State
+from lpes_bake.baselines.hidden_channel import HiddenChannel, find_channel
 from lpes_bake.baselines.methods import Method
 from lpes_bake.baselines.moice import new_routers, save_routers
 from lpes_bake.compare import CompareSettings, make_interview, make_plan, named_methods
@@ -636,6 +637,30 @@ def test_a_method_that_is_added_later_joins_those_that_have_answered(compared: C
     known = (out / "journal.jsonl").read_bytes()
     alone = run(second, "--resume")
     assert alone["methods"] == ["base", both["methods"][2]] and (out / "journal.jsonl").read_bytes() == known
+
+
+def test_what_a_method_looks_for_in_the_model_is_found_once_and_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = write_small(tmp_path, num_hidden_layers=4).model, tmp_path / "out"
+    words = (model, *COMMON, "--out", out, "--task", KV, "--timing-tokens", 20, "--json")
+    searches = []
+
+    def small_search(*found_in: Any) -> HiddenChannel:
+        searches.append(found_in)
+        return find_channel(*found_in, strings=1, contexts=1)
+
+    monkeypatch.setattr("lpes_bake.baselines.hidden_channel.find_channel", small_search)
+    for methods, flags in (("hidden-channel", ()), ("hidden-channel,pi=2", ("--resume",))):
+        done = invoke("compare", *words, "--methods", methods, *flags)
+        assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert len(searches) == 1
+    settled = content["settings"]["methods"]["hidden-channel"]["settled"]
+    by_itself = invoke("compare", *words, "--out", tmp_path / "other", "--methods", settled)
+    (_, by_name, _), (_, given) = content["tasks"][0]["methods"], json.loads(by_itself.stdout)["tasks"][0]["methods"]
+    assert by_name["logprob"] == {**given["logprob"], "against_rival": by_name["logprob"]["against_rival"]}
+    assert by_name["logprob"]["mean"] != content["tasks"][0]["methods"][0]["logprob"]["mean"]
 
 
 def test_a_model_of_nan_gives_no_numbers_and_says_so(tmp_path: Path) -> None:

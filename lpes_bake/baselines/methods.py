@@ -28,12 +28,14 @@ Load = Callable[[Source, Any, Any], "Decoder"]
 
 @dataclass(frozen=True)
 class Method:
-    """One method. label: how it was written, for tables."""
+    """One method. label: how it was written, for tables. searches: whether `load` looks for something in the model,
+    which `settled` does once and for all."""
 
     label: str
     _check: Check
     _load: Load
     reorders: bool = False
+    searches: bool = False
 
     def check(self, source: Source) -> None:
         """InputError where it cannot be applied to `source`. Reads no weight of the model."""
@@ -43,6 +45,11 @@ class Method:
         """The model of `source`, which may be baked, under this method. InputError where it cannot be applied."""
         self.check(source)
         return self._load(source, device, dtype)
+
+    def settled(self, source: Source, device: Any, dtype: Any) -> str:
+        """How this method is written with what its search in the model of `source` finds."""
+        found: Any = self.load(source, device, dtype)
+        return f"{self.label}={found.channel}/{found.scale:g}"
 
     def rearrange(self, example: Example) -> Example:
         """The example as this method asks it: with its documents reordered, or as it is. InputError where a prompt has
@@ -62,7 +69,8 @@ def parse_method(text: str) -> Method:
     build, example = METHODS[name]
     if given and not value:
         raise InputError(f"method {text!r} has nothing behind its =; write it like {example}")
-    return Method(text, *build(text, value or None), reorders=name == "reorder")
+    searches = name == "hidden-channel" and not value
+    return Method(text, *build(text, value or None), reorders=name == "reorder", searches=searches)
 
 
 def _no_value(check: Check, load: Load, text: str, value: str | None) -> tuple[Check, Load]:
