@@ -354,7 +354,7 @@ def settle(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
             events.status(f"looking for the {name} of {plan.source.name}")
             known[name] = methods[name].settled(plan.source, plan.device, plan.dtype)
             journal.append({"method": name, "settled": known[name]})
-        text = processes.broadcast(known.get(name))
+        text = processes.broadcast(known.get(name, ""))
         methods[name] = parse_method(text)
         facts[name] = {**facts[name], "settled": text}
     return dataclasses.replace(plan, methods=methods, facts=facts)
