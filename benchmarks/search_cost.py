@@ -177,10 +177,11 @@ def main(
                 bests += [Best(f"uniform {value:g}", True, 0, 0, (value,) * layers) for value in settings.curve.uniform]
                 heldout = (heldout_contexts, other_contexts)[: len(plan.tasks)]
                 measured += [measure(one, seed, heldout, Ledger(journal, compute, processes)) for one in bests]
+            if processes.rank == 0:
+                (out / "search_cost.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+                plot(measured, out / "search_cost.png")
         if processes.rank == 0:
-            (out / "search_cost.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
             show(measured)
-            plot(measured, out / "search_cost.png")
 
 
 def show(measured: Sequence[dict[str, Any]]) -> None:
