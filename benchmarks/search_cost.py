@@ -39,6 +39,9 @@ from lpes_bake.settings import PRESETS, SearchSettings
 # Of each optimizer's times of a new best, so many are scored on held-out contexts, the last among them.
 TIMES = 3
 
+# Contexts that gradients follow at least: one minibatch.
+FEWEST_CONTEXTS = 8
+
 # What a gradient costs beyond the pass whose tokens are counted, in passes (SmolLM2, CPU).
 BACKWARD = 1.3
 
@@ -153,7 +156,7 @@ def main(
         "selection_task": (other,) if other else (),
         "prompt_format": prompt_format,
         "contexts": contexts,
-        "gradient_contexts": 2 * steps,
+        "gradient_contexts": max(FEWEST_CONTEXTS, 2 * steps),
         "selection_contexts": 2,
         "report_contexts": max(heldout_contexts, other_contexts),
     }

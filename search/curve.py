@@ -22,7 +22,7 @@ from lpes_bake.search.errors import InputError
 FACTOR_DECIMALS = 4
 
 # The uniform factors that every search tries first.
-DEFAULT_UNIFORM = (0.8, 0.9, 1.1, 1.25)
+DEFAULT_UNIFORM = (0.8, 0.9, 0.95, 1.1, 1.25)
 
 # A polynomial of higher degree follows noise.
 MAX_CONTROL_POINTS = 12

@@ -32,6 +32,7 @@ OPTIONS: dict[str, Any] = {
     "contexts": 8,
     "first-block": 4,
     "gradient-contexts": 4,
+    "gradient-batch": 2,
     "selection-contexts": 8,
     "report-contexts": 16,
     "population": 6,

@@ -182,7 +182,7 @@ def test_the_default_grid_is_the_documented_one() -> None:
     settings = CurveSettings()
     assert settings.grid.tolist() == [round(0.5 + 0.05 * i, 2) for i in range(31)]
     assert settings.grid[settings.grid_of_one] == 1.0
-    assert settings.grid[settings.uniform_places].tolist() == [1.0, 0.8, 0.9, 1.1, 1.25]
+    assert settings.grid[settings.uniform_places].tolist() == [1.0, 0.8, 0.9, 0.95, 1.1, 1.25]
 
 
 def test_uniform_factors_move_to_the_grid_and_those_beyond_it_are_left_out() -> None:

@@ -26,9 +26,9 @@ from lpes_bake.search.optimizer import Individual, Optimizer, Outcome
 from lpes_bake.search.optimizers import OPTIMIZERS, make_optimizer
 
 LAYERS = 24
-CURVE = CurveSettings(control_points=5)
+CURVE = CurveSettings(control_points=5, uniform=(0.8, 0.9, 1.1, 1.25))
 ONES = (1.0,) * LAYERS
-UNIFORM = [(value,) * LAYERS for value in (1.0, 0.8, 0.9, 1.1, 1.25)]
+UNIFORM = [(value,) * LAYERS for value in (1.0, *CURVE.uniform)]
 
 Factors = tuple[float, ...]
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -100,7 +100,7 @@ def failing(individual: Individual, wants_gradient: bool) -> Outcome:
 
 @every_optimizer
 def test_the_identity_comes_first_and_the_uniform_factors_behind_it(name: str) -> None:
-    assert [individual.factors for individual in make(name).ask()[:5]] == UNIFORM
+    assert [individual.factors for individual in make(name).ask()[: len(UNIFORM)]] == UNIFORM
     bare = CurveSettings(control_points=5, uniform=())
     first = [individual.factors for individual in make(name, curve=bare).ask()]
     assert first[0] == ONES and not set(first) & set(UNIFORM[1:])

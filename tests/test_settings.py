@@ -90,7 +90,7 @@ def test_every_setting_is_an_option_with_its_default_in_the_help() -> None:
         # click prints none for lists that are empty; None is said in words.
         if one.name in SearchSettings().flat() and isinstance(one.default, (int, float, str)):
             assert f"[default: {one.default}]" in shown, one.name
-    assert "[default: 0.8,0.9,1.1,1.25]" in shown and "[default: paragraphs that come with lpes-bake]" in shown
+    assert "[default: 0.8,0.9,0.95,1.1,1.25]" in shown and "[default: paragraphs that come with lpes-bake]" in shown
 
 
 def test_the_help_lists_every_option_once_under_its_heading() -> None:

@@ -511,7 +511,7 @@ def test_a_gradient_that_fails_is_told_as_failed_and_counts_in_the_row() -> None
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="gradient_contexts is 0; give at least 2"):
+    with pytest.raises(InputError, match="gradient_contexts is 0; give at least 8"):
         run(optimizer="gradient", settings=StudySettings(contexts=4, gradient_contexts=0))
     with pytest.raises(InputError, match="less than one minibatch"):
         StudySettings(gradient_contexts=1)
