@@ -25,7 +25,7 @@ from lpes_bake.evaluate import distinct_labels
 from lpes_bake.loading import first_line, load_tokenizer, open_sources
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import Source, base_form
-from lpes_bake.verify import check_python_files
+from lpes_bake.verify import check_auto_map, check_python_files
 
 TASKS_DIR = Path(__file__).resolve().parent / "lm_eval_tasks"
 
@@ -115,8 +115,8 @@ def evaluate_with_harness(
 ) -> HarnessEvaluation:
     """Let lm-eval score each model (base or baked directory, Hub name) on its tasks, or those of TASKS_DIR.
 
-    A baked directory alone is compared with its base model: the same files without the factors. Python files of a
-    baked directory are run if they are the ones that lpes-bake ships, others only where trust_remote_code is given.
+    A baked directory alone is compared with its base model: the same files without the factors. A baked directory's
+    code is run if it is what lpes-bake ships and lies there, other code only where trust_remote_code is given.
     Raises InputError before any weight is read when something cannot work.
     """
     if importlib.util.find_spec("lm_eval") is None:
@@ -190,10 +190,11 @@ def _check_code(source: Source) -> None:
     if source.factors is None:
         return
     try:
+        check_auto_map(source.config, source.family)
         check_python_files(source.path, source.family)
     except InputError as error:
         raise InputError(
-            f"{source.name}: {error}; its Python files are run only after you have read them, with --trust-remote-code"
+            f"{source.name}: {error}; its Python code is run only after you have read it, with --trust-remote-code"
         ) from error
 
 
