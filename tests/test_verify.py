@@ -255,6 +255,16 @@ def test_missing_and_extra_python_files_are_caught(edited: Path) -> None:
     assert "layer_rope_scaling.py is missing" in failed(verify(edited, live=None))["python files"]
 
 
+def test_code_behind_a_linked_folder_is_caught_and_not_run(edited: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "it ran"
+    (edited / ".hidden").mkdir()
+    (edited / ".hidden" / "generate.py").write_text(f"open({str(trap)!r}, 'w').close()\ndef generate(**kwargs): pass\n")
+    (edited / "custom_generate").symlink_to(".hidden")
+    report = verify(edited, live=LiveSettings())
+    assert not trap.exists()
+    assert "custom_generate is no part of a bake" in failed(report)["python files"]
+
+
 def test_code_that_the_tokenizer_would_bring_is_caught(edited: Path) -> None:
     (edited / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["eve/x--code.Tokenizer", null]}}')
     assert "auto_map" in failed(verify(edited, live=None))["python files"]
