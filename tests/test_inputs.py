@@ -429,8 +429,10 @@ def test_an_adapter_says_how_it_is_merged(model: Path, tmp_path: Path, factors_f
     assert "merge_and_unload" in output
 
 
-def write_gguf(model: Path, architecture: str, path: Path, *, rope_freqs: bool = False, scaling: str = "none") -> None:
-    """A tiny model as llama.cpp's converter writes it, in float32."""
+def write_gguf(
+    model: Path, architecture: str, path: Path, *, rope_freqs: bool = False, scaling: str | dict[str, float] = "none"
+) -> None:
+    """A tiny model as llama.cpp's converter writes it, in float32. scaling: its type, or other settings below rope."""
     import gguf
 
     config = json.loads((model / "config.json").read_text())
@@ -444,7 +446,11 @@ def write_gguf(model: Path, architecture: str, path: Path, *, rope_freqs: bool =
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    if isinstance(scaling, str):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    else:
+        for name, number in scaling.items():
+            writer.add_float32(f"{architecture}.rope.{name}", number)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
         array = tensor.numpy()
@@ -532,6 +538,19 @@ def test_a_gguf_file_that_would_lose_something_is_refused(model: Path, tmp_path:
         assert code == 2 and message in output.splitlines()[-1], output
         assert sorted(one.name for one in tmp_path.iterdir()) == ["factors.json", "model", "tiny.gguf"]
     assert "can only be exported" in error(path)
+
+
+@pytest.mark.usefixtures("quiet_progress")
+@pytest.mark.parametrize("name", ["scale_linear", "scaling.factor"])
+def test_a_gguf_file_of_2023_that_scales_rope_without_a_type_is_refused(
+    name: str, model: Path, tmp_path: Path, factors_file: Path
+) -> None:
+    write_gguf(model, "llama", tmp_path / "tiny.gguf", scaling={name: 4.0})
+    code, output = export(tmp_path / "tiny.gguf", factors_file, tmp_path / "out")
+    assert code == 2 and "scales RoPE" in output.splitlines()[-1], output
+    write_gguf(model, "llama", tmp_path / "tiny.gguf", scaling={name: 1.0})
+    code, output = export(tmp_path / "tiny.gguf", factors_file, tmp_path / "out")
+    assert code == 0, output
 
 
 def test_without_the_gguf_package_the_mend_is_named(
