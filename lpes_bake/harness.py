@@ -177,12 +177,16 @@ def evaluate_with_harness(
 def base_folder(source: Source) -> Iterator[Path]:
     """A folder for a while, with the base model that a baked directory was made from: a bake leaves all but
     config.json as it is, so links will do."""
+    from lpes_bake.modeling.layer_rope_scaling import config_fields
+
+    # Version 4 of transformers would overlook what version 5 wrote, and take its default theta.
+    config = config_fields(base_form(source).config, source.family.base_model_type)
     with tempfile.TemporaryDirectory(prefix="lpes-bake-base-") as name:
         folder = Path(name)
         for path in source.path.iterdir():
             if path.name != "config.json" and path.suffix != ".py":
                 (folder / path.name).symlink_to(path.resolve())
-        (folder / "config.json").write_text(json.dumps(base_form(source).config), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder
 
 

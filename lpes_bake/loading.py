@@ -72,7 +72,12 @@ def library_config(source: Source) -> Any:
     """The base model's config as transformers' own class."""
     import transformers
 
-    return getattr(transformers, source.family.base_config).from_dict(dict(base_form(source).config))
+    from lpes_bake.modeling.layer_rope_scaling import config_fields
+
+    family = source.family
+    # Version 4's own class would overlook what version 5 wrote, and take its default theta.
+    fields = config_fields(base_form(source).config, family.base_model_type)
+    return getattr(transformers, family.base_config).from_dict(fields)
 
 
 def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> Any:
