@@ -16,9 +16,9 @@ import torch
 
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
+from lpes_bake.harness import base_folder
 from lpes_bake.loading import first_line, load_library_model, load_model, load_tokenizer, require_causal
 from lpes_bake.search.errors import InputError
-from lpes_bake.harness import base_folder
 from lpes_bake.source import open_source
 from tests.test_source import edit_config
 
