@@ -138,14 +138,18 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
 def base_form(source: Source) -> Source:
     """The base model that a baked directory was made from, in the same files: a bake leaves the weights as they are.
 
-    A base model is returned as it is.
+    A base model is returned as it is. Which one it is, the model card says; without one factors.json, although its
+    factors may have been found on another.
     """
     if source.factors is None:
         return source
-    record = source.path / "factors.json"
+    record, card = source.path / "factors.json", source.path / "README.md"
     base = read_json(record, source.name).get("base") if record.is_file() else None
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     name, revision = source.name, source.revision
-    if isinstance(base, dict) and isinstance(base.get("name"), str):
+    if made := re.search(r"^lpes-bake export (.+?)(?: --revision (\S+))? factors\.json ", text, re.MULTILINE):
+        name, revision = made[1], made[2]
+    elif isinstance(base, dict) and isinstance(base.get("name"), str):
         name, revision = base["name"], base.get("revision")
     config = {**source.config, "model_type": source.family.base_model_type, "architectures": [source.architecture]}
     config = {key: value for key, value in config.items() if key not in ("auto_map", "layer_rope_scaling")}

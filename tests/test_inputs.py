@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from lpes_bake.cli import main
 from lpes_bake.export import bake
-from lpes_bake.factors import Factors, load_factors
+from lpes_bake.factors import Factors, base_facts, load_factors
 from lpes_bake.loading import load_model
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import set_factors
@@ -408,12 +408,26 @@ def test_a_baked_directory_is_baked_again_only_when_asked(model: Path, tmp_path:
     assert base_form(open_source(str(model))) == open_source(str(model))
 
 
+@pytest.mark.parametrize("name", ["me/finetuned", None])
+def test_a_second_bake_names_what_was_baked_and_not_what_the_factors_were_found_on(
+    name: str | None, model: Path, tmp_path: Path
+) -> None:
+    source = open_source(str(model.rename(tmp_path / "a model")))
+    found_on = {**base_facts(source), "name": "org/other", "revision": COMMIT}
+    bake(source, Factors(LIST, base=found_on), tmp_path / "first", base_model=name)
+    base = base_form(open_source(str(tmp_path / "first"), baked=True))
+    assert (base.name, base.revision) == (name or "a model", None)
+    (tmp_path / "first" / "README.md").unlink()
+    base = base_form(open_source(str(tmp_path / "first"), baked=True))
+    assert (base.name, base.revision) == ("org/other", COMMIT)
+
+
 def test_a_baked_directory_without_its_record_can_be_baked_again(model: Path, tmp_path: Path) -> None:
     out = bake(open_source(str(model)), FACTORS, tmp_path / "first").out
     (out / "factors.json").unlink()
     edit_config(out, auto_map=...)
     source = base_form(open_source(str(out), baked=True))
-    assert (source.name, source.factors) == ("first", None)
+    assert (source.name, source.factors) == ("model", None)
     bake(source, FACTORS, tmp_path / "again")
     assert verify(tmp_path / "again", open_source(str(model)), live=None).ok
 
