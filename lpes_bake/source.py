@@ -515,8 +515,10 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
 
 def packed_maps(names: Collection[str], config: Mapping[str, Any]) -> dict[str, set[str]]:
     """Quantised linear map → tensors of its layout that the weights lack. Empty for layouts not known here."""
-    settings = config.get("quantization_config")
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    settings = config.get("quantization_config") or {}
+    if not isinstance(settings, dict):
+        raise InputError(f"quantization_config in config.json must be an object; got {settings!r}")
+    method = settings.get("quant_method")
     found: dict[str, set[str]] = {}
     for layout in PACKED_LAYOUTS.get(str(method), ()):
         # A map that was left as it was has a "weight", too.

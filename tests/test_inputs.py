@@ -186,6 +186,12 @@ def test_a_pickle_with_anything_but_tensors_is_one_line_and_leaves_nothing(
     bad: dict[str, Any] = {
         "more than plain tensors": {**tensors, "x": Trap(trap)},
         "'x', which is no tensor": {**tensors, "x": 3},
+        "sparse, a tensor of a kind": {**tensors, "sparse": torch.eye(3).to_sparse()},
+        "packed, a tensor of a kind": {
+            **tensors,
+            "packed": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        },
+        "meta, a tensor of a kind": {**tensors, "meta": torch.ones(3, device="meta")},
         "a list, not a model's tensors": [1],
         "a dict, not a model's tensors": {},
         "layers.2.mlp.up_proj.weight": {name: one for name, one in tensors.items() if "2.mlp.up_proj" not in name},

@@ -249,6 +249,7 @@ def test_a_table_of_two_without_theta_is_refused() -> None:
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"quantization_config": [1]}, "quantization_config"),
         ({"layer_rope_scaling_types": ["full"]}, "['full']"),
         ({"layer_rope_scaling_types": []}, "full_attention, sliding_attention or both"),
     ],

@@ -205,6 +205,7 @@ def test_vllm_generates_what_transformers_does_and_lost_factors_are_caught(edite
         ("factors", lambda c: c["layer_rope_scaling"].pop(), "3 factors for a model of 4 layers"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(1, 0.0), "layer 1"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(2, 1.05), "not what factors.json says"),
+        ("weights", lambda c: c.update(quantization_config="gptq"), "must be an object; got 'gptq'"),
     ],
 )
 def test_silent_config_edits_are_caught(
