@@ -277,8 +277,8 @@ def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Famil
             )
         if config.get("auto_map"):
             raise InputError(
-                f"{where} brings its own modeling code (auto_map in config.json), which baking would replace; "
-                f"supported are plain {family.base_prefix} checkpoints"
+                f"{where} brings its own modeling code (auto_map in config.json), which baking would replace: remove "
+                f"auto_map from a local copy if transformers' own {family.base_prefix} does the same"
             )
     architecture = architecture_of(config, where)
     known = family.architectures.values() if is_baked else family.architectures

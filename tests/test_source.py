@@ -132,7 +132,9 @@ def test_unsupported_architectures_are_named_with_the_supported_ones(model: Path
 
 def test_models_with_code_of_their_own_are_refused(model: Path) -> None:
     edit_config(model, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    assert "auto_map" in error(model)
+    assert "remove auto_map from a local copy if transformers' own Llama does the same" in error(model)
+    edit_config(model, auto_map=...)
+    assert open_source(str(model)).factors is None
 
 
 def test_factors_that_loaders_would_ignore_are_refused(model: Path) -> None:
