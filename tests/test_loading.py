@@ -106,7 +106,7 @@ def test_a_base_model_that_transformers_5_saved_keeps_its_theta_in_transformers_
     source = open_source(str(path))
     baked = open_source(str(bake(source, Factors(FACTORS), tmp_path / "baked").out), baked=True)
     with base_folder(baked) as folder:
-        models = [AutoModelForCausalLM.from_pretrained(folder)]
+        models: list[Any] = [AutoModelForCausalLM.from_pretrained(folder)]
     models += [load_library_model(one, "cpu", torch.float32) for one in (source, baked)]
     for model in models:
         # Dimension 1 of a head's 16 pairs.
