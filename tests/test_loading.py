@@ -113,6 +113,21 @@ def test_a_base_model_that_transformers_5_saved_keeps_its_theta_in_transformers_
         assert model.base_model.rotary_emb.inv_freq[1].item() == pytest.approx(1e6 ** (-1 / 16))
 
 
+@pytest.mark.parametrize("bits", ["load_in_8bit", "load_in_4bit"])
+def test_a_quantised_bake_is_put_on_the_device_while_it_is_loaded(bits: str, tiny_llama: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(**{bits: True})
+    AutoModelForCausalLM.from_pretrained(tiny_llama, quantization_config=settings).save_pretrained(tmp_path / "small")
+    source = open_source(str(tmp_path / "small"))
+    baked = open_source(str(bake(source, Factors(FACTORS), tmp_path / "baked").out), baked=True)
+    # transformers 4 moves no such model.
+    assert not torch.equal(
+        logits(load_model(baked, "cpu", torch.float32)), logits(load_model(source, "cpu", torch.float32))
+    )
+
+
 def test_dtype_and_device_map_are_those_asked_for(tiny_llama: Path) -> None:
     source = open_source(str(tiny_llama))
     assert load_model(source, "cpu", torch.bfloat16).dtype == torch.bfloat16
