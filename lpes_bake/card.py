@@ -46,6 +46,7 @@ def model_card(source: Source, factors: Factors, *, base_model: str, title: str)
         generates=source.architecture.endswith("ForCausalLM"),
         base_class=source.architecture,
         files=source.family.files,
+        needs=source.family.needs,
         factors=factors.layer_rope_scaling,
         sparkline=sparkline(factors.layer_rope_scaling),
         rows=[factors.layer_rope_scaling[i : i + 8] for i in range(0, len(factors.layer_rope_scaling), 8)],

@@ -102,6 +102,8 @@ def load_pickle(path: Path) -> dict[str, Any]:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise InputError(f"{path} holds {name!r}, which is no tensor: save the model's state_dict alone")
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+            raise InputError(f"{path} holds {name}, a tensor of a kind that safetensors has none of: save it dense")
     return {name: tensor.detach() for name, tensor in state.items()}
 
 

@@ -123,6 +123,7 @@ def bake(
                 (scratch / name).write_text(text, encoding="utf-8")
                 files[name] = "written"
             size = sum((scratch / name).stat().st_size for name in files)
+            check_place(source.path, out, overwrite)  # again: copying takes long, and others write here, too
     except UnicodeEncodeError as error:
         raise InputError(f"{out} could not be written: a name or {source.name}'s config.json is not Unicode") from error
     except OSError as error:

@@ -97,8 +97,14 @@ def inspect(path: Path) -> tuple[Any, int, int]:
         raise InputError(
             f"{path} has architecture {architecture!r}, which is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
-    scaled = scaling is not None and scaling.contents() != "none"
+    known = {
+        name: reader.fields[f"{architecture}.rope.{name}"].contents()
+        for name in ("scaling.type", "scaling.factor", "scale_linear")
+        if f"{architecture}.rope.{name}" in reader.fields
+    }
+    # Without a type, as in files of 2023, llama.cpp takes a factor for linear scaling. 0 stands for none.
+    factors = {known.get("scaling.factor", 1.0), known.get("scale_linear", 1.0)}
+    scaled = known["scaling.type"] != "none" if "scaling.type" in known else not factors <= {0.0, 1.0}
     if scaled or any(tensor.name.startswith("rope_") for tensor in reader.tensors):
         raise InputError(
             f"{path} scales RoPE (Llama 3.1 and its like), which transformers does not read from GGUF files: "

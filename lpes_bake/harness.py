@@ -25,7 +25,7 @@ from lpes_bake.evaluate import distinct_labels
 from lpes_bake.loading import first_line, load_tokenizer, open_sources
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import Source, base_form
-from lpes_bake.verify import check_python_files
+from lpes_bake.verify import check_auto_map, check_python_files
 
 TASKS_DIR = Path(__file__).resolve().parent / "lm_eval_tasks"
 
@@ -115,8 +115,8 @@ def evaluate_with_harness(
 ) -> HarnessEvaluation:
     """Let lm-eval score each model (base or baked directory, Hub name) on its tasks, or those of TASKS_DIR.
 
-    A baked directory alone is compared with its base model: the same files without the factors. Python files of a
-    baked directory are run if they are the ones that lpes-bake ships, others only where trust_remote_code is given.
+    A baked directory alone is compared with its base model: the same files without the factors. A baked directory's
+    code is run if it is what lpes-bake ships and lies there, other code only where trust_remote_code is given.
     Raises InputError before any weight is read when something cannot work.
     """
     if importlib.util.find_spec("lm_eval") is None:
@@ -177,12 +177,16 @@ def evaluate_with_harness(
 def base_folder(source: Source) -> Iterator[Path]:
     """A folder for a while, with the base model that a baked directory was made from: a bake leaves all but
     config.json as it is, so links will do."""
+    from lpes_bake.modeling.layer_rope_scaling import config_fields
+
+    # Version 4 of transformers would overlook what version 5 wrote, and take its default theta.
+    config = config_fields(base_form(source).config, source.family.base_model_type)
     with tempfile.TemporaryDirectory(prefix="lpes-bake-base-") as name:
         folder = Path(name)
         for path in source.path.iterdir():
             if path.name != "config.json" and path.suffix != ".py":
                 (folder / path.name).symlink_to(path.resolve())
-        (folder / "config.json").write_text(json.dumps(base_form(source).config), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder
 
 
@@ -190,10 +194,11 @@ def _check_code(source: Source) -> None:
     if source.factors is None:
         return
     try:
+        check_auto_map(source.config, source.family)
         check_python_files(source.path, source.family)
     except InputError as error:
         raise InputError(
-            f"{source.name}: {error}; its Python files are run only after you have read them, with --trust-remote-code"
+            f"{source.name}: {error}; its Python code is run only after you have read it, with --trust-remote-code"
         ) from error
 
 

@@ -55,7 +55,7 @@ def load_model(
     """The model in eval mode: a base one as its LPES class with factors of 1, a baked one with its own."""
     from transformers.utils import logging
 
-    from lpes_bake.search.models import load_scaled, load_whole
+    from lpes_bake.search.models import load_scaled
 
     logging.disable_progress_bar()
     with _errors_in_one_line(source, device):
@@ -65,14 +65,19 @@ def load_model(
             )
         modeling = importlib.import_module(f"lpes_bake.modeling.{source.family.module}")
         model_class = getattr(modeling, source.family.architectures[source.family.base_class("ForCausalLM")])
-        return load_whole(model_class, source.path, torch_dtype=dtype).to(device).eval()
+        return _load_on(device, model_class, source, torch_dtype=dtype)
 
 
 def library_config(source: Source) -> Any:
     """The base model's config as transformers' own class."""
     import transformers
 
-    return getattr(transformers, source.family.base_config).from_dict(dict(base_form(source).config))
+    from lpes_bake.modeling.layer_rope_scaling import config_fields
+
+    family = source.family
+    # Version 4's own class would overlook what version 5 wrote, and take its default theta.
+    fields = config_fields(base_form(source).config, family.base_model_type)
+    return getattr(transformers, family.base_config).from_dict(fields)
 
 
 def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> Any:
@@ -83,17 +88,21 @@ def load_library_model(source: Source, device: Any, dtype: Any, **rope: Any) -> 
     import transformers
     from transformers.utils import logging
 
+    logging.disable_progress_bar()
+    with _errors_in_one_line(source, device):
+        model_class = getattr(transformers, source.family.base_class("ForCausalLM"))
+        config = with_rope(library_config(source), **rope)
+        return _load_on(device, model_class, source, config=config, torch_dtype=dtype)
+
+
+def _load_on(device: Any, model_class: Any, source: Source, **kwargs: Any) -> Any:
+    """The whole model on one device, in eval mode. kwargs go to from_pretrained."""
     from lpes_bake.search.models import load_whole
 
-    logging.disable_progress_bar()
-    base, family = base_form(source), source.family
-    # A quantised model cannot be moved once it is loaded.
-    placed = {"device_map": {"": device}} if base.config.get("quantization_config") else {}
-    with _errors_in_one_line(source, device):
-        config = library_config(source)
-        model_class = getattr(transformers, family.base_class("ForCausalLM"))
-        model = load_whole(model_class, base.path, config=with_rope(config, **rope), torch_dtype=dtype, **placed)
-        return (model if placed else model.to(device)).eval()
+    if source.config.get("quantization_config"):
+        # Once it is loaded, it cannot be moved.
+        return load_whole(model_class, source.path, device_map={"": device}, **kwargs).eval()
+    return load_whole(model_class, source.path, **kwargs).to(device).eval()
 
 
 def with_rope(config: Any, **changes: Any) -> Any:

@@ -117,6 +117,7 @@ def push(
     api = HfApi(library_name="lpes-bake")
     doing("asking the Hub")
     repo, exists = check_account(api, repo, private, create_pr)
+    check_card(directory, repo)  # again, now that a bare name has its namespace
     check_card_on_hub(api, directory)
     present = list_branch(api, repo, revision) if exists else None
     leftovers = stale_files(present or [], files)
@@ -206,7 +207,8 @@ def check_card(directory: Path, repo: str) -> None:
     from huggingface_hub import ModelCard
 
     base = ModelCard(card.read_text(encoding="utf-8")).data.get("base_model")
-    if repo in (base if isinstance(base, list) else [base]):
+    names = base if isinstance(base, list) else [base or ""]
+    if repo.lower() in [str(name).lower() for name in names]:  # the Hub tells no capitals apart
         raise InputError(f"{repo} is the base model's own repository: choose another name for the baked one")
 
 

@@ -138,14 +138,18 @@ def open_source(model: str, *, revision: str | None = None, baked: bool = False)
 def base_form(source: Source) -> Source:
     """The base model that a baked directory was made from, in the same files: a bake leaves the weights as they are.
 
-    A base model is returned as it is.
+    A base model is returned as it is. Which one it is, the model card says; without one factors.json, although its
+    factors may have been found on another.
     """
     if source.factors is None:
         return source
-    record = source.path / "factors.json"
+    record, card = source.path / "factors.json", source.path / "README.md"
     base = read_json(record, source.name).get("base") if record.is_file() else None
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     name, revision = source.name, source.revision
-    if isinstance(base, dict) and isinstance(base.get("name"), str):
+    if made := re.search(r"^lpes-bake export (.+?)(?: --revision (\S+))? factors\.json ", text, re.MULTILINE):
+        name, revision = made[1], made[2]
+    elif isinstance(base, dict) and isinstance(base.get("name"), str):
         name, revision = base["name"], base.get("revision")
     config = {**source.config, "model_type": source.family.base_model_type, "architectures": [source.architecture]}
     config = {key: value for key, value in config.items() if key not in ("auto_map", "layer_rope_scaling")}
@@ -273,8 +277,8 @@ def check_config(config: Mapping[str, Any], where: str, *, baked: bool) -> Famil
             )
         if config.get("auto_map"):
             raise InputError(
-                f"{where} brings its own modeling code (auto_map in config.json), which baking would replace; "
-                f"supported are plain {family.base_prefix} checkpoints"
+                f"{where} brings its own modeling code (auto_map in config.json), which baking would replace: remove "
+                f"auto_map from a local copy if transformers' own {family.base_prefix} does the same"
             )
     architecture = architecture_of(config, where)
     known = family.architectures.values() if is_baked else family.architectures
@@ -511,8 +515,10 @@ def check_complete(tensors: Iterable[str], config: Mapping[str, Any], where: str
 
 def packed_maps(names: Collection[str], config: Mapping[str, Any]) -> dict[str, set[str]]:
     """Quantised linear map → tensors of its layout that the weights lack. Empty for layouts not known here."""
-    settings = config.get("quantization_config")
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    settings = config.get("quantization_config") or {}
+    if not isinstance(settings, dict):
+        raise InputError(f"quantization_config in config.json must be an object; got {settings!r}")
+    method = settings.get("quant_method")
     found: dict[str, set[str]] = {}
     for layout in PACKED_LAYOUTS.get(str(method), ()):
         # A map that was left as it was has a "weight", too.

@@ -351,10 +351,12 @@ def check_python_files(directory: Path, family: Family) -> str:
             raise InputError(f"{name} is missing: no loader finds the factors' code without it")
         if (directory / name).read_bytes() != (shipped / name).read_bytes():
             raise InputError(f"{name} is not the file that this lpes-bake ships: somebody edited it, or bake again")
-    present = {path.relative_to(directory).as_posix() for path in directory.rglob("*.py")}
+    # transformers follows links to folders (custom_generate/), into hidden ones too; rglob does not.
+    links = {path for path in directory.rglob("*") if path.is_symlink() and path.is_dir()}
+    present = {path.relative_to(directory).as_posix() for path in {*directory.rglob("*.py"), *links}}
     extra = sorted(name for name in present - set(family.files) if not is_hidden(name))
     if extra:
-        raise InputError(f"{extra[0]} is no file of a bake: remove it")
+        raise InputError(f"{extra[0]} is no part of a bake: remove it")
     tokenizer = directory / "tokenizer_config.json"
     if tokenizer.is_file() and read_json(tokenizer, str(directory)).get("auto_map"):
         raise InputError(f"{tokenizer.name} has an auto_map, which makes loaders run other code: remove it")

@@ -14,13 +14,15 @@ class Family:
     """One family: what its base checkpoints are called, and what a baked one is called.
 
     base_prefix: what class names begin with in transformers. heads: what they end with, for the classes that exist.
-    language_model: the one with "ForCausalLM", where it begins with something else.
+    language_model: the one with "ForCausalLM", where it begins with something else. needs: the oldest version of
+    transformers that loads a bake.
     """
 
     base_model_type: str
     base_prefix: str
     heads: tuple[str, ...] = ("ForCausalLM", "ForSequenceClassification", "Model")
     language_model: str | None = None
+    needs: str = "4.48"
 
     @property
     def base_config(self) -> str:
@@ -84,20 +86,20 @@ FAMILIES = (
     Family("llama", "Llama"),
     Family("qwen2", "Qwen2"),
     Family("mistral", "Mistral"),
-    Family("qwen3", "Qwen3"),
+    Family("qwen3", "Qwen3", needs="4.51"),
     Family("phi3", "Phi3"),
     Family("olmo2", "Olmo2", WITHOUT_CLASSIFIER),
     Family("granite", "Granite", WITHOUT_CLASSIFIER),
-    Family("smollm3", "SmolLM3"),
+    Family("smollm3", "SmolLM3", needs="4.53"),
     Family("mixtral", "Mixtral"),
-    Family("qwen3_moe", "Qwen3Moe"),
+    Family("qwen3_moe", "Qwen3Moe", needs="4.51"),
     Family("stablelm", "StableLm"),
     Family("gpt_neox", "GPTNeoX"),
     Family("gemma2", "Gemma2"),
-    Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM"),
+    Family("gemma3_text", "Gemma3Text", language_model="Gemma3ForCausalLM", needs="5.0"),
     Family("cohere", "Cohere", WITHOUT_CLASSIFIER),
-    Family("glm4", "Glm4"),
-    Family("deepseek_v3", "DeepseekV3", WITHOUT_CLASSIFIER),
+    Family("glm4", "Glm4", needs="4.51"),
+    Family("deepseek_v3", "DeepseekV3", WITHOUT_CLASSIFIER, needs="4.51"),
 )
 
 

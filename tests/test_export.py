@@ -407,6 +407,17 @@ def test_a_place_in_use_is_refused_or_replaced_whole(model: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
+def test_a_place_that_somebody_else_took_meanwhile_is_refused(model: Path, tmp_path: Path) -> None:
+    def take(name: str) -> None:
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "theirs").touch()
+
+    with pytest.raises(InputError, match="not empty"):
+        bake(open_source(str(model)), FACTORS, tmp_path / "out", notify=take)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
+
+
 def test_places_that_would_do_harm_are_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(model)
     (tmp_path / "file").touch()

@@ -23,7 +23,7 @@ from lpes_bake.search.models import load_scaled, set_factors
 from lpes_bake.search.scoring import Scorer
 from lpes_bake.source import open_source
 from lpes_bake.verify import verify
-from tests.conftest import write_tiny
+from tests.conftest import ROOT, write_tiny
 from tests.families import TINY_FAMILIES, family_named
 from tests.test_scoring import contexts_of, plain_scores, same, tokenizer_of
 
@@ -53,6 +53,15 @@ for model in sorted(Path(root).glob("*/Model-1.5")):
 
 def test_every_family_is_on_the_checklist() -> None:
     assert list(TINY_FAMILIES) == [family.base_model_type for family in FAMILIES]
+
+
+def test_the_docs_and_the_cards_name_the_version_of_transformers_that_a_family_needs(root: Path) -> None:
+    rows = (ROOT / "docs" / "adding_a_family.md").read_text().splitlines()
+    for family in FAMILIES:
+        (row,) = [row for row in rows if f"| `{family.base_model_type}` |" in row]
+        needs = row.split("|")[3].strip()
+        card = (root / family.base_model_type / "Model-1.5" / "README.md").read_text()
+        assert f"They need transformers {needs} or newer." in card, family.base_model_type
 
 
 @pytest.fixture(scope="module")

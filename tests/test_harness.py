@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ from lpes_bake.harness import TASKS_DIR, Difference, HarnessEvaluation, base_fol
 from lpes_bake.lm_eval_tasks.lost_in_the_middle import judge_text, judge_value
 from lpes_bake.source import open_source
 from tests.runs import Small, invoke, one_line, write_small
+from tests.test_source import edit_config
 
 FACTORS = [0.5, 1.6]
 # Of nelson-liu/lost-in-the-middle: EXPERIMENTS.md.
@@ -116,15 +119,26 @@ def test_lm_eval_that_is_not_installed_is_asked_for(small: Small, monkeypatch: p
     assert "pip install 'lpes-bake[harness]'" in one_line(invoke("eval", small.model, "--harness", "mmlu"))
 
 
-def test_code_that_is_not_ours_is_not_run(baked: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    import shutil
+def test_code_that_is_not_ours_is_not_run(baked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is refused before lm-eval is imported, so that it need not be there.
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find_spec("json" if name == "lm_eval" else name))
+
+    def said(directory: Path) -> str:
+        return one_line(invoke("eval", directory, "--harness", "lpes_kv_75", "--limit", 4, "--device", "cpu"))
 
     changed = Path(shutil.copytree(baked, tmp_path / "changed"))
     with (changed / "modeling_lpes_llama.py").open("a") as file:
         file.write("raise SystemExit(77)\n")
-    said = one_line(invoke("eval", changed, "--harness", "lpes_kv_75", "--limit", 4, "--device", "cpu"))
-    assert "modeling_lpes_llama.py is not the file that this lpes-bake ships" in said and "--trust-remote-code" in said
+    refused = said(changed)
+    assert "modeling_lpes_llama.py is not the file that this lpes-bake ships" in refused
+    assert "--trust-remote-code" in refused
+    # All files are ours, but transformers would fetch and run those of another repository.
+    elsewhere = Path(shutil.copytree(baked, tmp_path / "elsewhere"))
+    auto_map = json.loads((baked / "config.json").read_text())["auto_map"]
+    edit_config(elsewhere, auto_map={**auto_map, "AutoConfig": "someone/else--code.Config"})
+    refused = said(elsewhere)
+    assert "auto_map points to another repository" in refused and "--trust-remote-code" in refused
 
 
 def logged(scores: dict[str, list[float]], stderr: dict[str, float], groups: dict[str, tuple[float, list[str]]]) -> Any:

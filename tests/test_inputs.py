@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from lpes_bake.cli import main
 from lpes_bake.export import bake
-from lpes_bake.factors import Factors, load_factors
+from lpes_bake.factors import Factors, base_facts, load_factors
 from lpes_bake.loading import load_model
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import set_factors
@@ -186,6 +186,12 @@ def test_a_pickle_with_anything_but_tensors_is_one_line_and_leaves_nothing(
     bad: dict[str, Any] = {
         "more than plain tensors": {**tensors, "x": Trap(trap)},
         "'x', which is no tensor": {**tensors, "x": 3},
+        "sparse, a tensor of a kind": {**tensors, "sparse": torch.eye(3).to_sparse()},
+        "packed, a tensor of a kind": {
+            **tensors,
+            "packed": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        },
+        "meta, a tensor of a kind": {**tensors, "meta": torch.ones(3, device="meta")},
         "a list, not a model's tensors": [1],
         "a dict, not a model's tensors": {},
         "layers.2.mlp.up_proj.weight": {name: one for name, one in tensors.items() if "2.mlp.up_proj" not in name},
@@ -408,12 +414,26 @@ def test_a_baked_directory_is_baked_again_only_when_asked(model: Path, tmp_path:
     assert base_form(open_source(str(model))) == open_source(str(model))
 
 
+@pytest.mark.parametrize("name", ["me/finetuned", None])
+def test_a_second_bake_names_what_was_baked_and_not_what_the_factors_were_found_on(
+    name: str | None, model: Path, tmp_path: Path
+) -> None:
+    source = open_source(str(model.rename(tmp_path / "a model")))
+    found_on = {**base_facts(source), "name": "org/other", "revision": COMMIT}
+    bake(source, Factors(LIST, base=found_on), tmp_path / "first", base_model=name)
+    base = base_form(open_source(str(tmp_path / "first"), baked=True))
+    assert (base.name, base.revision) == (name or "a model", None)
+    (tmp_path / "first" / "README.md").unlink()
+    base = base_form(open_source(str(tmp_path / "first"), baked=True))
+    assert (base.name, base.revision) == ("org/other", COMMIT)
+
+
 def test_a_baked_directory_without_its_record_can_be_baked_again(model: Path, tmp_path: Path) -> None:
     out = bake(open_source(str(model)), FACTORS, tmp_path / "first").out
     (out / "factors.json").unlink()
     edit_config(out, auto_map=...)
     source = base_form(open_source(str(out), baked=True))
-    assert (source.name, source.factors) == ("first", None)
+    assert (source.name, source.factors) == ("model", None)
     bake(source, FACTORS, tmp_path / "again")
     assert verify(tmp_path / "again", open_source(str(model)), live=None).ok
 
@@ -429,8 +449,10 @@ def test_an_adapter_says_how_it_is_merged(model: Path, tmp_path: Path, factors_f
     assert "merge_and_unload" in output
 
 
-def write_gguf(model: Path, architecture: str, path: Path, *, rope_freqs: bool = False, scaling: str = "none") -> None:
-    """A tiny model as llama.cpp's converter writes it, in float32."""
+def write_gguf(
+    model: Path, architecture: str, path: Path, *, rope_freqs: bool = False, scaling: str | dict[str, float] = "none"
+) -> None:
+    """A tiny model as llama.cpp's converter writes it, in float32. scaling: its type, or other settings below rope."""
     import gguf
 
     config = json.loads((model / "config.json").read_text())
@@ -444,7 +466,11 @@ def write_gguf(model: Path, architecture: str, path: Path, *, rope_freqs: bool =
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    if isinstance(scaling, str):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    else:
+        for name, number in scaling.items():
+            writer.add_float32(f"{architecture}.rope.{name}", number)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
         array = tensor.numpy()
@@ -532,6 +558,19 @@ def test_a_gguf_file_that_would_lose_something_is_refused(model: Path, tmp_path:
         assert code == 2 and message in output.splitlines()[-1], output
         assert sorted(one.name for one in tmp_path.iterdir()) == ["factors.json", "model", "tiny.gguf"]
     assert "can only be exported" in error(path)
+
+
+@pytest.mark.usefixtures("quiet_progress")
+@pytest.mark.parametrize("name", ["scale_linear", "scaling.factor"])
+def test_a_gguf_file_of_2023_that_scales_rope_without_a_type_is_refused(
+    name: str, model: Path, tmp_path: Path, factors_file: Path
+) -> None:
+    write_gguf(model, "llama", tmp_path / "tiny.gguf", scaling={name: 4.0})
+    code, output = export(tmp_path / "tiny.gguf", factors_file, tmp_path / "out")
+    assert code == 2 and "scales RoPE" in output.splitlines()[-1], output
+    write_gguf(model, "llama", tmp_path / "tiny.gguf", scaling={name: 1.0})
+    code, output = export(tmp_path / "tiny.gguf", factors_file, tmp_path / "out")
+    assert code == 0, output
 
 
 def test_without_the_gguf_package_the_mend_is_named(

@@ -16,9 +16,11 @@ import torch
 
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
-from lpes_bake.loading import first_line, load_model, load_tokenizer, require_causal
+from lpes_bake.harness import base_folder
+from lpes_bake.loading import first_line, load_library_model, load_model, load_tokenizer, require_causal
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import open_source
+from tests.test_source import edit_config
 
 FACTORS = (0.25, 4.0, 1.0, 2.0)
 
@@ -92,6 +94,38 @@ def test_a_base_model_is_loaded_with_factors_of_1_and_a_baked_one_with_its_own(
     stranger = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     assert torch.equal(logits(baked), logits(stranger)) and not torch.equal(logits(baked), logits(base))
     assert not (base.training or baked.training)
+
+
+def test_a_base_model_that_transformers_5_saved_keeps_its_theta_in_transformers_4(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = Path(shutil.copytree(tiny_llama, tmp_path / "saved"))
+    edit_config(path, rope_theta=..., rope_scaling=..., rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    source = open_source(str(path))
+    baked = open_source(str(bake(source, Factors(FACTORS), tmp_path / "baked").out), baked=True)
+    with base_folder(baked) as folder:
+        models: list[Any] = [AutoModelForCausalLM.from_pretrained(folder)]
+    models += [load_library_model(one, "cpu", torch.float32) for one in (source, baked)]
+    for model in models:
+        # Dimension 1 of a head's 16 pairs.
+        assert model.base_model.rotary_emb.inv_freq[1].item() == pytest.approx(1e6 ** (-1 / 16))
+
+
+@pytest.mark.parametrize("bits", ["load_in_8bit", "load_in_4bit"])
+def test_a_quantised_bake_is_put_on_the_device_while_it_is_loaded(bits: str, tiny_llama: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(**{bits: True})
+    AutoModelForCausalLM.from_pretrained(tiny_llama, quantization_config=settings).save_pretrained(tmp_path / "small")
+    source = open_source(str(tmp_path / "small"))
+    baked = open_source(str(bake(source, Factors(FACTORS), tmp_path / "baked").out), baked=True)
+    # transformers 4 moves no such model.
+    assert not torch.equal(
+        logits(load_model(baked, "cpu", torch.float32)), logits(load_model(source, "cpu", torch.float32))
+    )
 
 
 def test_dtype_and_device_map_are_those_asked_for(tiny_llama: Path) -> None:

@@ -225,7 +225,11 @@ def test_whoever_may_not_write_is_told_before_any_work(hub: Hub, baked: Path, tm
 def test_the_base_models_own_repository_is_never_the_target(hub: Hub, edited: Path, tmp_path: Path) -> None:
     card = edited / "README.md"
     card.write_text(card.read_text().replace("base_model: tiny", "base_model: alice/tiny"))
-    refused(push(hub, tmp_path, str(edited), "alice/tiny"), "base model's own repository")
+    for name in ("alice/tiny", "Alice/Tiny"):
+        refused(push(hub, tmp_path, str(edited), name), "base model's own repository")
+    # Whose a bare name is, the Hub says.
+    refused(push(hub, tmp_path, str(edited), "tiny", "--static"), "base model's own repository")
+    assert nothing_sent(hub)
 
 
 def test_what_an_older_push_left_behind_is_removed_in_the_same_commit(hub: Hub, baked: Path, tmp_path: Path) -> None:

@@ -132,7 +132,9 @@ def test_unsupported_architectures_are_named_with_the_supported_ones(model: Path
 
 def test_models_with_code_of_their_own_are_refused(model: Path) -> None:
     edit_config(model, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    assert "auto_map" in error(model)
+    assert "remove auto_map from a local copy if transformers' own Llama does the same" in error(model)
+    edit_config(model, auto_map=...)
+    assert open_source(str(model)).factors is None
 
 
 def test_factors_that_loaders_would_ignore_are_refused(model: Path) -> None:
@@ -249,6 +251,7 @@ def test_a_table_of_two_without_theta_is_refused() -> None:
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": 4.0}, "num_hidden_layers"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"quantization_config": [1]}, "quantization_config"),
         ({"layer_rope_scaling_types": ["full"]}, "['full']"),
         ({"layer_rope_scaling_types": []}, "full_attention, sliding_attention or both"),
     ],

@@ -205,6 +205,7 @@ def test_vllm_generates_what_transformers_does_and_lost_factors_are_caught(edite
         ("factors", lambda c: c["layer_rope_scaling"].pop(), "3 factors for a model of 4 layers"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(1, 0.0), "layer 1"),
         ("factors", lambda c: c["layer_rope_scaling"].__setitem__(2, 1.05), "not what factors.json says"),
+        ("weights", lambda c: c.update(quantization_config="gptq"), "must be an object; got 'gptq'"),
     ],
 )
 def test_silent_config_edits_are_caught(
@@ -253,6 +254,16 @@ def test_missing_and_extra_python_files_are_caught(edited: Path) -> None:
     (edited / "helper.py").unlink()
     (edited / "layer_rope_scaling.py").unlink()
     assert "layer_rope_scaling.py is missing" in failed(verify(edited, live=None))["python files"]
+
+
+def test_code_behind_a_linked_folder_is_caught_and_not_run(edited: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "it ran"
+    (edited / ".hidden").mkdir()
+    (edited / ".hidden" / "generate.py").write_text(f"open({str(trap)!r}, 'w').close()\ndef generate(**kwargs): pass\n")
+    (edited / "custom_generate").symlink_to(".hidden")
+    report = verify(edited, live=LiveSettings())
+    assert not trap.exists()
+    assert "custom_generate is no part of a bake" in failed(report)["python files"]
 
 
 def test_code_that_the_tokenizer_would_bring_is_caught(edited: Path) -> None:
