@@ -15,7 +15,7 @@ from pathlib import Path
 # the model answers with the value at once.
 TASK = ["--task", "kv,key_width=4,positions=0/3/7/11/15", "--prompt-format", "plain"]
 SEARCH = ["--contexts", "12", "--gradient-contexts", "40", "--selection-contexts", "12", "--report-contexts", "40"]
-SEARCH += ["--steps", "20", "--finalists", "2"]
+SEARCH += ["--steps", "8", "--finalists", "2"]
 EVALUATION = ["--contexts", "50"]
 
 
