@@ -174,6 +174,7 @@ def test_trials_are_told_as_they_come_and_never_more_than_said(small: Small, tmp
     settings = SearchSettings.from_flat(
         {"task": ["kv,pairs=4,key_width=1"], "contexts": 4, "gradient_contexts": 4, "steps": 5, "check_every": 2}
         | {"population": 4, "warmup": 2, "selection_contexts": 2, "report_contexts": 2, "text": str(small.text)}
+        | {"gradient_batch": [2]}
     )
     search(str(small.model), tmp_path / "run", settings, events=Events(trial=trials.append))
     assert [one.number for one in trials] == list(range(len(trials)))

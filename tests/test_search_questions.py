@@ -23,7 +23,7 @@ def test_the_three_sets_share_no_question_and_are_as_large_as_asked_for(
     settings = SearchSettings(
         task=("kv,pairs=2,key_width=1", file_tasks["mdqa"]),
         selection_task=(file_tasks["qa"],),
-        study=StudySettings(contexts=3, gradient_contexts=2),
+        study=StudySettings(contexts=3, gradient_contexts=2, gradient_batch=(2,)),
         selection_contexts=4,
         report_contexts=5,
         device="cpu",
