@@ -31,16 +31,13 @@ from lpes_bake.plots import COLOURS, MARKERS
 from lpes_bake.search.ledger import Ledger, open_journal
 from lpes_bake.search.processes import connected
 from lpes_bake.search.statistics import mean_interval
-from lpes_bake.search.study import Study, Trial
+from lpes_bake.search.study import Study, StudySettings, Trial
 from lpes_bake.search.units import TEXT, Unit
 from lpes_bake.selection import drift, part_results
 from lpes_bake.settings import PRESETS, SearchSettings
 
 # Of each optimizer's times of a new best, so many are scored on held-out contexts, the last among them.
 TIMES = 3
-
-# Contexts that gradients follow at least: one minibatch.
-FEWEST_CONTEXTS = 8
 
 # What a gradient costs beyond the pass whose tokens are counted, in passes (SmolLM2, CPU).
 BACKWARD = 1.3
@@ -156,7 +153,7 @@ def main(
         "selection_task": (other,) if other else (),
         "prompt_format": prompt_format,
         "contexts": contexts,
-        "gradient_contexts": max(FEWEST_CONTEXTS, 2 * steps),
+        "gradient_contexts": max(2 * steps, *StudySettings().gradient_batch),
         "selection_contexts": 2,
         "report_contexts": max(heldout_contexts, other_contexts),
     }
