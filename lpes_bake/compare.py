@@ -349,10 +349,12 @@ def settle(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
     down."""
     known = {one["method"]: one["settled"] for one in journal.records[1:] if "settled" in one} if journal else {}
     methods, facts = {**plan.methods}, {**plan.facts}
-    for name in (name for name, method in plan.methods.items() if method.searches):
+    for name, method in plan.methods.items():
+        if method.search is None:
+            continue
         if journal is not None and name not in known:
             events.status(f"looking for the {name} of {plan.source.name}")
-            known[name] = methods[name].settled(plan.source, plan.device, plan.dtype)
+            known[name] = method.search(plan.source, plan.device, plan.dtype, plan.settings.prompt_format)
             journal.append({"method": name, "settled": known[name]})
         text = processes.broadcast(known.get(name, ""))
         methods[name] = parse_method(text)

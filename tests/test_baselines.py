@@ -437,7 +437,7 @@ def test_the_channel_with_the_lowest_loss_is_taken_with_the_best_scale(tiny: Any
     model = plain(path)
     candidates = positional_channels(mean_hidden_states(model, tokenizer, 1))[:10]
     assert candidates
-    found = find_channel(model, tokenizer, strings=1, contexts=1)
+    found = find_channel(model, tokenizer, "plain", strings=1, contexts=1)
     assert isinstance(found, HiddenChannel)
     assert found.channel in candidates and found.scale in (0.5, 0.0, -0.5, -1.0)
 

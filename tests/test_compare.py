@@ -655,7 +655,8 @@ def test_what_a_method_looks_for_in_the_model_is_found_once_and_written_down(
         done = invoke("compare", *words, "--methods", methods, *flags)
         assert done.exit_code == 0, done.output
     content = json.loads(done.stdout)
-    assert len(searches) == 1
+    ((_, _, asked_in),) = searches
+    assert asked_in == content["settings"]["prompt_format"]
     settled = content["settings"]["methods"]["hidden-channel"]["settled"]
     by_itself = invoke("compare", *words, "--out", tmp_path / "other", "--methods", settled)
     (_, by_name, _), (_, given) = content["tasks"][0]["methods"], json.loads(by_itself.stdout)["tasks"][0]["methods"]

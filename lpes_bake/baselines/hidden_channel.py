@@ -19,8 +19,9 @@ Chosen here, where the paper leaves it open or its code does otherwise:
 - Before its smoothness is taken, a channel is brought to the range from 0 to 1 and averaged over windows of 100 tokens;
   second differences stand for the derivative, and their mean over the channel's monotone layers counts.
 - 32 generated contexts of key-value retrieval (16 pairs), each asked at the beginning, in the middle and at the end: 96
-  questions (the paper: 100), from the part that searches use, so that none is a question of a comparison. A channel
-  that does not lower the loss is taken all the same: s = 1 is not among the paper's factors.
+  questions (the paper: 100), in the prompt format of the comparison, and from the part that searches use, so that none
+  is a question of a comparison. A channel that does not lower the loss is taken all the same: s = 1 is not among the
+  paper's factors.
 """
 
 from __future__ import annotations
@@ -112,10 +113,12 @@ class HiddenChannel(ModelDecoder):
         return hidden
 
 
-def find_channel(model: Any, tokenizer: Any, *, strings: int = STRINGS, contexts: int = CONTEXTS) -> HiddenChannel:
+def find_channel(
+    model: Any, tokenizer: Any, prompt_format: str, *, strings: int = STRINGS, contexts: int = CONTEXTS
+) -> HiddenChannel:
     """The model with the channel and the factor that its loss on key-value retrieval is lowest with.
 
-    Raises InputError when no channel is positional.
+    prompt_format: how its questions are put, as in a comparison. Raises InputError when no channel is positional.
     """
     candidates = positional_channels(mean_hidden_states(model, tokenizer, strings))[:CANDIDATES]
     if not candidates:
@@ -126,7 +129,9 @@ def find_channel(model: Any, tokenizer: Any, *, strings: int = STRINGS, contexts
     task = KVRetrieval()
     limit = model.config.max_position_embeddings
     questions = [
-        one for context in take(task, "search", 0, contexts, tokenizer, "auto", limit).contexts for one in context
+        one
+        for context in take(task, "search", 0, contexts, tokenizer, prompt_format, limit).contexts
+        for one in context
     ]
     decoder = HiddenChannel(model, candidates[0], 0.0, middle_layers(model.config.num_hidden_layers))
 

@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 
 Check = Callable[[Source], object]
 Load = Callable[[Source, Any, Any], "Decoder"]
+Search = Callable[[Source, Any, Any, str], str]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method. label: how it was written, for tables. searches: whether `load` looks for something in the model,
-    which `settled` does once and for all."""
+    """One method. label: how it was written, for tables. search: where something must be looked for in the model before
+    it can be loaded, what does so once and for all, with questions in a prompt format. It returns the method as it is
+    written with what was found."""
 
     label: str
     _check: Check
     _load: Load
     reorders: bool = False
-    searches: bool = False
+    search: Search | None = None
 
     def check(self, source: Source) -> None:
         """InputError where it cannot be applied to `source`. Reads no weight of the model."""
@@ -45,11 +47,6 @@ class Method:
         """The model of `source`, which may be baked, under this method. InputError where it cannot be applied."""
         self.check(source)
         return self._load(source, device, dtype)
-
-    def settled(self, source: Source, device: Any, dtype: Any) -> str:
-        """How this method is written with what its search in the model of `source` finds."""
-        found: Any = self.load(source, device, dtype)
-        return f"{self.label}={found.channel}/{found.scale:g}"
 
     def rearrange(self, example: Example) -> Example:
         """The example as this method asks it: with its documents reordered, or as it is. InputError where a prompt has
@@ -69,8 +66,8 @@ def parse_method(text: str) -> Method:
     build, example = METHODS[name]
     if given and not value:
         raise InputError(f"method {text!r} has nothing behind its =; write it like {example}")
-    searches = name == "hidden-channel" and not value
-    return Method(text, *build(text, value or None), reorders=name == "reorder", searches=searches)
+    search = _find_channel if name == "hidden-channel" and not value else None
+    return Method(text, *build(text, value or None), reorders=name == "reorder", search=search)
 
 
 def _no_value(check: Check, load: Load, text: str, value: str | None) -> tuple[Check, Load]:
@@ -190,14 +187,21 @@ def _hidden_channel(text: str, value: str | None) -> tuple[Check, Load]:
             raise InputError(f"method {text!r}: {source.name} has channels 0 to {channels - 1}")
 
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
-        from lpes_bake.baselines.hidden_channel import HiddenChannel, find_channel, middle_layers
+        from lpes_bake.baselines.hidden_channel import HiddenChannel, middle_layers
 
-        model = load_library_model(source, device, dtype)
-        if given is None:
-            return find_channel(model, load_tokenizer(source, trust_remote_code=False))
-        return HiddenChannel(model, *given, middle_layers(source.num_hidden_layers))
+        assert given is not None, "the search comes first"
+        layers = middle_layers(source.num_hidden_layers)
+        return HiddenChannel(load_library_model(source, device, dtype), *given, layers)
 
     return check, load
+
+
+def _find_channel(source: Source, device: Any, dtype: Any, prompt_format: str) -> str:
+    from lpes_bake.baselines.hidden_channel import find_channel
+
+    tokenizer = load_tokenizer(source, trust_remote_code=False)
+    found = find_channel(load_library_model(source, device, dtype), tokenizer, prompt_format)
+    return f"hidden-channel={found.channel}/{found.scale:g}"
 
 
 # Name → what makes its check and its loader from the text and its value, and an example.
