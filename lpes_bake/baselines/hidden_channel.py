@@ -26,6 +26,7 @@ Chosen here, where the paper leaves it open or its code does otherwise:
 
 from __future__ import annotations
 
+import functools
 import random
 import string
 from collections.abc import Iterable, Sequence
@@ -135,6 +136,7 @@ def find_channel(
     ]
     decoder = HiddenChannel(model, candidates[0], 0.0, middle_layers(model.config.num_hidden_layers))
 
+    @functools.cache
     def loss(channel: int, scale: float) -> float:
         decoder.channel, decoder.scale = channel, scale
         return sum(answer_loss(decoder, question) for question in questions) / len(questions)
