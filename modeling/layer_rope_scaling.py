@@ -103,6 +103,9 @@ def scaled_config(base_name: str) -> Any:
             kinds, known = getattr(self, "layer_rope_scaling_types", None), getattr(self, "layer_types", None) or []
             if kinds is not None and not (kinds and set(kinds) <= set(known)):
                 raise ValueError(f"layer_rope_scaling_types must name some of {sorted(set(known))}; got {kinds!r}")
+            if base.model_type == "granite":
+                # vLLM computes the logits of a model of transformers itself, and knows them to be scaled by this name.
+                self.logit_scale = 1 / self.logits_scaling
 
     LayerScaledConfig.__name__ = LayerScaledConfig.__qualname__ = f"Lpes{base_name}"
     return LayerScaledConfig

@@ -94,10 +94,11 @@ def load_whole(model_class: Any, model_dir: Path, **kwargs: Any) -> Any:
 def head_logits(model: Any, hidden: Any) -> Any:
     """Logits (…, vocabulary) of last hidden states (…, hidden_size), as the model's own forward makes them."""
     logits = model.get_output_embeddings()(hidden)
-    # Granite's, Cohere's and Gemma's forward does this to them; other configs have no such fields.
+    # Granite's, Cohere's and Gemma's forward does this to them; other configs have no such fields. A scaled Granite has
+    # both of the first two, which say the same.
     if divisor := getattr(model.config, "logits_scaling", None):
         logits = logits / divisor
-    if factor := getattr(model.config, "logit_scale", None):
+    elif factor := getattr(model.config, "logit_scale", None):
         logits = logits * factor
     if cap := getattr(model.config, "final_logit_softcapping", None):
         logits = (logits / cap).tanh() * cap

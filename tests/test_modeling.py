@@ -552,6 +552,15 @@ def test_a_model_has_what_vllm_asks_of_it(family: str) -> None:
         type(module) for module in base.modules() if type(module).__name__.endswith("Attention")
     }
     assert [module.layer_idx for module in attentions] == [0, 1, 2, 3]
+    # It leaves out the model's own forward, and does to the head's logits what these fields of a config say.
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = base(ids).logits
+        logits = base.get_output_embeddings()(base.base_model(ids).last_hidden_state)
+    logits = logits * getattr(config, "logit_scale", 1.0)
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = (logits / cap).tanh() * cap
+    torch.testing.assert_close(logits, expected)
 
 
 def test_shipped_files_import_torch_transformers_and_one_another_only() -> None:
