@@ -104,7 +104,10 @@ def _factor(checker: str, loader: str, text: str, value: str | None) -> tuple[Ch
 
 
 def _base(source: Source, device: Any, dtype: Any) -> Decoder:
-    return _scaled(source, device, dtype, (1.0,) * source.num_hidden_layers)
+    from lpes_bake.baselines.decoder import ModelDecoder
+
+    # Not our class with factors of 1, which gives the same numbers: what our class costs would not show.
+    return ModelDecoder(load_library_model(source, device, dtype))
 
 
 def _lpes(text: str, value: str | None) -> tuple[Check, Load]:
@@ -117,19 +120,14 @@ def _lpes(text: str, value: str | None) -> tuple[Check, Load]:
             raise InputError(f"lpes: {source.name} is not baked; give the factors by lpes=FILE")
 
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
-        own = source.factors or ()
-        return _scaled(source, device, dtype, tuple(own) if factors is None else factors.layer_rope_scaling)
+        from lpes_bake.baselines.decoder import ModelDecoder
+        from lpes_bake.search.models import set_factors
+
+        model = load_model(source, device, dtype)
+        set_factors(model, (source.factors or ()) if factors is None else factors.layer_rope_scaling)
+        return ModelDecoder(model)
 
     return check, load
-
-
-def _scaled(source: Source, device: Any, dtype: Any, factors: tuple[float, ...]) -> Decoder:
-    from lpes_bake.baselines.decoder import ModelDecoder
-    from lpes_bake.search.models import set_factors
-
-    model = load_model(source, device, dtype)
-    set_factors(model, factors)
-    return ModelDecoder(model)
 
 
 def _attention_buckets(source: Source, device: Any, dtype: Any) -> Decoder:
