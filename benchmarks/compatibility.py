@@ -31,8 +31,6 @@ from tests.families import TINY_FAMILIES
 FACTORS = (0.25, 4.0, 1.0, 2.0)
 # A random Gemma repeats one token, as its output weights are the embeddings: it gets others.
 CHANGES: dict[str, dict[str, object]] = {family: {"tie_word_embeddings": False} for family in ("gemma2", "gemma3_text")}
-# What vLLM computes latent attention for on a CPU is the real model's sizes alone.
-CHANGES["deepseek_v3"] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 MODES: dict[str, Stack] = {"eager": "vllm", "compiled": "vllm-compiled"}
 
 # In the environment that is tested: which versions it has.
