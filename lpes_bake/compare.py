@@ -354,7 +354,9 @@ def settle(plan: Plan, journal: Journal | None, processes: Processes, events: Ev
             continue
         if journal is not None and name not in known:
             events.status(f"looking for the {name} of {plan.source.name}")
-            known[name] = method.search(plan.source, plan.device, plan.dtype, plan.settings.prompt_format)
+            known[name] = method.search(
+                plan.source, plan.device, plan.dtype, plan.tokenizer, plan.settings.prompt_format
+            )
             journal.append({"method": name, "settled": known[name]})
         text = processes.broadcast(known.get(name, ""))
         methods[name] = parse_method(text)

@@ -643,7 +643,13 @@ def test_what_a_method_looks_for_in_the_model_is_found_once_and_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = write_small(tmp_path, num_hidden_layers=4).model, tmp_path / "out"
-    words = (model, *COMMON, "--out", out, "--task", KV, "--timing-tokens", 20, "--json")
+    # Its tokenizer has code of its own, which the user trusts.
+    code = "import transformers\n\n\nclass OwnTokenizer(transformers.PreTrainedTokenizerFast):\n    pass\n"
+    (model / "tokenization_own.py").write_text(code)
+    path = model / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}, "tokenizer_class": "OwnTokenizer"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    words = (model, *COMMON, "--out", out, "--task", KV, "--timing-tokens", 20, "--json", "--trust-remote-code")
     searches = []
 
     def small_search(*found_in: Any) -> HiddenChannel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from lpes_bake.export import bake
 from lpes_bake.factors import Factors
-from lpes_bake.long_text import leval, zeroscrolls
+from lpes_bake.long_text import evaluation, leval, metrics, zeroscrolls
 from lpes_bake.long_text.evaluation import bootstrap
 from lpes_bake.long_text.questions import Question, fitted, read_benchmark
 from lpes_bake.search.errors import InputError
@@ -28,6 +29,7 @@ from tests.test_push import client
 
 FACTORS = [0.5, 1.6]
 MARK = "... [The rest of the article is omitted]\n\n"
+ASKED = evaluation._answer
 INSTRUCTION = "You are given an article and a question. Answer the question.\n\nArticle:\n"
 
 
@@ -194,6 +196,54 @@ def test_answers_and_scores_are_those_of_the_library(small: Small, tokenizer: An
     assert difference["against"] == "small"
     assert difference["score"][0] == pytest.approx(other["score"][0] - base["score"][0])
     assert difference["score"][1] <= difference["score"][0] <= difference["score"][2]
+
+
+def test_decoding_is_greedy_whatever_the_model_s_files_ask_for(small: Small, tmp_path: Path) -> None:
+    rows = [scrolls_row(number, f"Lamp {number}. " * 4, "Which lamp?", "?") for number in range(2)]
+    file = write_rows(tmp_path / "validation.jsonl", rows)
+    model = write_small(tmp_path).model
+    # As Qwen2.5's chat models have it, but stronger: what stands in the prompt may hardly be said.
+    path = model / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 9.0, "no_repeat_ngram_size": 2}))
+    arguments = ["--benchmark", f"zeroscrolls/quality:{file}", "--device", "cpu", "--quiet", "--json"]
+    said = []
+    for one in (small.model, model):
+        (answered,) = json.loads(invoke("eval", one, *arguments).stdout)["benchmarks"][0]["models"]
+        said.append([answer["text"] for answer in answered["answers"]])
+    assert said[0] == said[1] and any(said[0])
+
+
+def test_the_longest_prompt_is_asked_first(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def answer(model: Any, name: str, tokenizer: Any, tokens: Any, max_new_tokens: int) -> str:
+        lengths.append(len(tokens) + max_new_tokens)
+        return ASKED(model, name, tokenizer, tokens, max_new_tokens)
+
+    monkeypatch.setattr(evaluation, "_answer", answer)
+    specs = []
+    for task, sizes in (("quality", (1, 40, 9)), ("musique", (30, 2))):
+        rows = [scrolls_row(number, "Rain. " * size, "What?", "C") for number, size in enumerate(sizes)]
+        specs += ["--benchmark", f"zeroscrolls/{task}:{write_rows(tmp_path / f'{task}.jsonl', rows)}"]
+    done = invoke("eval", small.model, *specs, "--device", "cpu", "--quiet", "--json")
+    assert len(lengths) == 5 and lengths == sorted(lengths, reverse=True)
+    # And each answer stands at its question.
+    for spec, found in zip(specs[1::2], json.loads(done.stdout)["benchmarks"], strict=True):
+        alone = json.loads(
+            invoke("eval", small.model, "--benchmark", spec, "--device", "cpu", "--quiet", "--json").stdout
+        )
+        assert alone["benchmarks"] == [found]
+
+
+def test_what_a_metric_needs_is_missed_before_anything_is_asked(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_rows(tmp_path / "news.jsonl", [leval_row(["Sum it up."], ["It rained."], "rouge")])
+    metrics._rouge_scorer.cache_clear()
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    # Not even the model is looked for.
+    message = one_line(invoke("eval", tmp_path / "nowhere", "--benchmark", f"leval/news_summ:{file}"))
+    assert "rouge-score, which is not installed: pip install 'lpes-bake[benchmarks]'" in message
 
 
 def test_the_table_says_what_was_cut(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_bake.baselines.rotary import bases_for, theta_of
 from lpes_bake.factors import check_factors, load_factors
-from lpes_bake.loading import library_config, load_library_model, load_model, load_tokenizer
+from lpes_bake.loading import library_config, load_library_model, load_model
 from lpes_bake.search.errors import InputError
 from lpes_bake.source import FLOAT32_RANGE, Source
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 Check = Callable[[Source], object]
 Load = Callable[[Source, Any, Any], "Decoder"]
-Search = Callable[[Source, Any, Any, str], str]
+Search = Callable[[Source, Any, Any, Any, str], str]
 
 
 @dataclass(frozen=True)
 class Method:
     """One method. label: how it was written, for tables. search: where something must be looked for in the model before
-    it can be loaded, what does so once and for all, with questions in a prompt format. It returns the method as it is
-    written with what was found."""
+    it can be loaded, what does so once and for all, with a tokenizer and questions in a prompt format behind `load`'s
+    arguments. It returns the method as it is written with what was found."""
 
     label: str
     _check: Check
@@ -194,10 +194,9 @@ def _hidden_channel(text: str, value: str | None) -> tuple[Check, Load]:
     return check, load
 
 
-def _find_channel(source: Source, device: Any, dtype: Any, prompt_format: str) -> str:
+def _find_channel(source: Source, device: Any, dtype: Any, tokenizer: Any, prompt_format: str) -> str:
     from lpes_bake.baselines.hidden_channel import find_channel
 
-    tokenizer = load_tokenizer(source, trust_remote_code=False)
     found = find_channel(load_library_model(source, device, dtype), tokenizer, prompt_format)
     return f"hidden-channel={found.channel}/{found.scale:g}"
 

@@ -21,6 +21,8 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.statistics import Interval
 
 RESAMPLES = 2000
+# Of what a model's generation_config.json says.
+KEPT_IN_GENERATION = ("eos_token_id", "pad_token_id", "cache_implementation")
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,12 @@ def evaluate_long(
     on_progress is given the label of the model at work and the share of its questions that are done. Raises InputError
     before any weight is read when something cannot work.
     """
+    for one in benchmarks:
+        # What a metric needs must be there before there is anything to score.
+        one.metric("", one.questions[0].references)
     sources = open_sources(models, revision)
 
+    from transformers import GenerationConfig
     from transformers.utils import logging
 
     from lpes_bake.search.device import pick_device, pick_dtype
@@ -173,21 +179,32 @@ def evaluate_long(
                 "be compared; evaluate them one by one"
             )
     labels = distinct_labels(models, sources)
-    total = sum(len(one.questions) for one in benchmarks)
     entries = []
     for source, tokenizer, label, found_prompts in zip(sources, tokenizers, labels, prompts, strict=True):
         on_progress(label, 0.0)
         model = load_model(source, where, precision)
-        done = 0
+        # Nothing that changes what is said but what ends a text: a repetition penalty, for one, is not greedy decoding.
+        model.generation_config = GenerationConfig(
+            **{name: getattr(model.generation_config, name, None) for name in KEPT_IN_GENERATION}
+        )
+        # The longest first, so that memory runs out at once or never.
+        order = sorted(
+            (
+                (len(tokens) + one.max_new_tokens, i, k)
+                for i, one in enumerate(benchmarks)
+                for k, (tokens, _) in enumerate(found_prompts[i])
+            ),
+            reverse=True,
+        )
+        texts = [[""] * len(one.questions) for one in benchmarks]
+        for done, (_, i, k) in enumerate(order, 1):
+            tokens, _ = found_prompts[i][k]
+            texts[i][k] = _answer(model, source.name, tokenizer, tokens, benchmarks[i].max_new_tokens)
+            on_progress(label, done / len(order))
         answers = []
-        for one, encoded in zip(benchmarks, found_prompts, strict=True):
-            texts: list[str] = []
-            for tokens, _ in encoded:
-                texts.append(_answer(model, source.name, tokenizer, tokens, one.max_new_tokens))
-                done += 1
-                on_progress(label, done / total)
-            parts = [one.metric(text, q.references) for text, q in zip(texts, one.questions, strict=True)]
-            answers.append(Answers(tuple(texts), np.array(parts, dtype=np.float64)))
+        for one, said in zip(benchmarks, texts, strict=True):
+            parts = [one.metric(text, q.references) for text, q in zip(said, one.questions, strict=True)]
+            answers.append(Answers(tuple(said), np.array(parts, dtype=np.float64)))
         factors = None if source.factors is None else tuple(source.factors)
         entries.append(Entry(label, source.name, source.revision, factors, tuple(answers)))
         # The model goes before the next one comes: together they may not fit.
