@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.jsonl import Row, read_rows, shown
-from lpes_bake.search.metrics import normalise
 from lpes_bake.search.multi_document import (
     Document,
     DocumentQA,
@@ -49,6 +48,10 @@ class OwnData(DocumentQA):
         rows = []
         for row in read_rows(Path(self.file)):
             question = authors_question(row) if "ctxs" in row.values else own_question(row)
+            if not question.usable:
+                raise row.error(
+                    f"the answer {shown(question.answers[0])} has no letters or digits to compare; give another"
+                )
             places = [_place(position, len(question.documents)) for position in self.positions]
             if len(set(places)) != len(places):
                 raise row.error(
@@ -98,8 +101,6 @@ def own_question(row: Row) -> Question:
     if "answer" in row.values and "answers" in row.values:
         raise row.error('both "answer" and "answers" are there; keep one')
     answers = answers_of(row, [row.text("answer")] if "answer" in row.values else row.items("answers"))
-    if not any(normalise(answer) for answer in answers):
-        raise row.error(f"the answer {shown(answers[0])} has no letters or digits to compare; give another")
     gold = row.values.get("gold")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(documents):
         raise row.error(

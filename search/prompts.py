@@ -102,12 +102,20 @@ def _turns(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> str:
     opening = (last if last.endswith(":") else "") + lead
     if prompt_format == "chat":
         # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
-        turns: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            date_string="01 Jan 2025",
-        )
+        try:
+            turns: str = tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                tokenize=False,
+                add_generation_prompt=True,
+                date_string="01 Jan 2025",
+            )
+        except Exception as error:  # whatever a template raises, or jinja of it, or a tokenizer that has several
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            others = ", ".join(("plain", *NAMED_FORMATS))
+            raise InputError(
+                f"the tokenizer's chat template cannot be used: {first_line}; mend it, or use another prompt format: "
+                f"{others}"
+            ) from error
         return turns + opening
     turns = NAMED_FORMATS[prompt_format].format(prompt=prompt)
     # Vicuna's turns stand on one line, with a space behind the colon.

@@ -21,7 +21,7 @@ TEMPLATE = (
 )
 
 
-def tokenizer_of(path: Path, template: str | None = None) -> Any:
+def tokenizer_of(path: Path, template: Any = None) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -77,6 +77,23 @@ def test_formats_that_cannot_be_had_are_refused(tiny_llama: Path) -> None:
         encode(EXAMPLE, tokenizer, "chat")
     with pytest.raises(InputError, match="auto, chat, plain, vicuna, stable-beluga; got 'alpaca'"):
         encode(EXAMPLE, tokenizer, "alpaca")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for x in %}", "Expected an expression"),
+        ("{{ raise_exception('Tools only') }}", "Tools only"),
+        ({"rag": "a", "tool_use": "b"}, "multiple chat templates with no default"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused_in_one_line(tiny_llama: Path, template: Any, said: str) -> None:
+    tokenizer = tokenizer_of(tiny_llama, template)
+    with pytest.raises(
+        InputError, match=f"chat template cannot be used: .*{said}.* prompt format: plain, vic"
+    ) as caught:
+        encode(EXAMPLE, tokenizer)
+    assert "\n" not in str(caught.value)
 
 
 def test_answer_that_would_merge_into_the_prompt_leaves_the_prompt_as_it_is() -> None:

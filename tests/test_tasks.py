@@ -442,6 +442,7 @@ def test_lines_in_the_authors_format_and_lines_of_other_lengths_are_read(tmp_pat
         (own_row(answers=...), '"answers" is missing'),
         (own_row(answer="Tom"), 'both "answer" and "answers"'),
         (own_row(answers=["!", "the"]), 'the answer "!" has no letters'),
+        (retrieved_rows(1)[0] | {"answers": ["!", "the"]}, 'the answer "!" has no letters'),
         (own_row(gold=...), '"gold" is null; it must be the number .* from 0 to 2'),
         (own_row(gold=3), '"gold" is 3'),
         (own_row(gold=-1), '"gold" is -1'),
