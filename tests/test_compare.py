@@ -606,6 +606,16 @@ def test_methods_that_do_not_fit_the_model_are_refused_before_a_weight_is_read(
         assert not (tmp_path / "out").exists()
 
 
+def test_routers_for_another_base_are_refused(tmp_path: Path) -> None:
+    model = write_small(tmp_path, rope_theta=5e5).model
+    config = LlamaConfig.from_pretrained(model)
+    for theta, said in ((1e4, "these routers are for a model with rope_theta 10000, and small has 500000"), (5e5, "")):
+        save_routers(new_routers(config, 7), tmp_path, {"bases": [theta] * 7, "top_k": 7})
+        words = (model, *COMMON, "--methods", f"moice={tmp_path}", "--task", KV, "--timing-tokens", 0)
+        done = invoke("compare", *words, "--out", tmp_path / "out")
+        assert said in one_line(done) if said else done.exit_code == 0, done.output
+
+
 def test_routers_that_were_trained_anew_are_not_those_of_the_comparison_so_far(small: Small, tmp_path: Path) -> None:
     config = LlamaConfig.from_pretrained(small.model)
     words = (small.model, *COMMON, "--methods", f"moice={tmp_path}", "--task", KV, "--timing-tokens", 0)

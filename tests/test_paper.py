@@ -34,7 +34,7 @@ from lpes_bake.search.models import load_scaled, set_factors
 from lpes_bake.search.prompts import encode
 from lpes_bake.search.tasks import Example, parse_task
 from lpes_bake.source import open_source
-from tests.runs import Small, invoke, without_date, write_small
+from tests.runs import Small, invoke, without_date, write_own, write_small
 
 FACTORS = (0.5, 1.3, 0.8, 2.0)
 UNIFORM = (1.3,) * 4
@@ -385,3 +385,73 @@ def test_a_measurement_of_bad_input_fails_in_one_line(tmp_path: Path, capfd: pyt
         paper.run(Step(tmp_path / "noisy-4.json", words), tmp_path)
     error = capfd.readouterr().err
     assert stop.value.code == 2 and error.startswith("Error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("measurement", "factors", "options", "said"),
+    [
+        ("attention", [1, 1], ["--task", "qa:{own}"], "only prompts of key-value retrieval say where"),
+        ("attention", [1, 1, 1], [], "3 factors"),
+        ("deviation", [1, 1], ["--task", "kv,pairs=x"], "pairs"),
+        ("short_text", [1, 1, 1], [], "3 factors"),
+    ],
+)
+def test_a_measurement_s_input_is_checked_before_weights_are_read(
+    measurement: str,
+    factors: list[int],
+    options: list[str],
+    said: str,
+    small: Small,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load_model(*_: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("benchmarks.paper.measuring.load_model", load_model)
+    (tmp_path / "factors.json").write_text(json.dumps(factors))
+    own = write_own(tmp_path / "own.jsonl")
+    words = [
+        str(small.model),
+        "--factors",
+        str(tmp_path / "factors.json"),
+        "--out",
+        str(tmp_path / "made.json"),
+        *options,
+    ]
+    with pytest.raises(InputError, match=said):
+        importlib.import_module(f"benchmarks.paper.{measurement}").main([word.format(own=own) for word in words])
+
+
+def test_a_measurement_that_could_not_be_written_does_not_begin(
+    small: Small, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(small.model), "--factors", str(files / "factors.json"), "--out", str(tmp_path / "none" / "made.json")]
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module("benchmarks.paper.short_text").main(words)
+    assert stop.value.code == 2 and "give a file name in a directory that exists" in capsys.readouterr().err
+
+
+def test_files_that_are_missing_are_told_before_anything_runs(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    for table, option in (
+        ("transfer", "--mdqa"),
+        ("deviation", "--factors"),
+        ("main", "--moice"),
+        ("general", "--text"),
+    ):
+        words = [table, str(tmp_path / "out"), "--model", "smollm2", "--path", str(small.model), option, missing]
+        with pytest.raises(SystemExit) as stop:
+            paper.main([*words, *(["--mdqa", str(small.text)] if option != "--mdqa" else [])])
+        assert stop.value.code == 2 and capsys.readouterr().err.endswith(f"error: {option}: {missing} does not exist\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_ends_a_table_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # What a terminal does to both of them, the command does to this process.
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    with pytest.raises(SystemExit) as stop:
+        paper.run(Step(tmp_path / "made.json", ("python", "-c", code)), tmp_path)
+    assert stop.value.code == 130 and capfd.readouterr().err.endswith("Interrupted. The same command goes on.\n")

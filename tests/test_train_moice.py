@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lpes_bake.baselines.moice import MoICE, Router, load_moice, new_routers
@@ -140,6 +140,13 @@ def test_a_training_stopped_within_a_step_goes_on_to_the_same_routers(model: Pat
     assert "is not empty; go on with what is there by --resume" in one_line(invoke(*words))
     other = one_line(invoke(*words, "--resume", "--seed", 3))
     assert "is a training with other settings (seed: 0 → 3)" in other
+    # A model that has changed in its place is another one, too.
+    changed = Path(shutil.copytree(model, tmp_path / model.name))
+    weights = load_file(changed / "model.safetensors")
+    weights["lm_head.weight"] *= 2
+    save_file(weights, changed / "model.safetensors", {"format": "pt"})
+    other = one_line(invoke("train-moice", changed, *words[2:], "--resume"))
+    assert "is a training with other settings (weights: " in other
     train(model, data, out, "--resume")
     whole, resumed = (digests(folder) for folder in (tmp_path / "whole", out))
     assert whole["routers.safetensors"] == resumed["routers.safetensors"]

@@ -46,7 +46,11 @@ def run(step: Step, out: Path) -> None:
     print(command, flush=True)
     program, *arguments = step.words
     resume = ["--resume"] if begun(step.made.parent) else []
-    code = subprocess.run([*PROGRAMS[program], *arguments, *resume]).returncode
+    try:
+        code = subprocess.run([*PROGRAMS[program], *arguments, *resume]).returncode
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command goes on.", file=sys.stderr)
+        sys.exit(130)
     if code == BAD_INPUT and step.optional:
         print(f"# skipped, the line above says why: {command}", flush=True)
     elif code:
@@ -77,6 +81,12 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"{options.out} is a file; give a directory")
+    words = [word for step in recipe.steps for word in step.words]
+    for name in ("mdqa", "factors", "moice", "text"):
+        # Commands say so themselves, but the last of them after the searches of the first.
+        path = getattr(options, name)
+        if path is not None and not path.exists() and any(str(path) in word for word in words):
+            parser.error(f"--{name}: {path} does not exist")
     options.out.mkdir(parents=True, exist_ok=True)
     for step in recipe.steps:
         run(step, options.out)

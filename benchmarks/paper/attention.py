@@ -10,6 +10,7 @@ matrices of whole prompts would take gigabytes a layer.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from benchmarks.paper.measuring import contexts_of, factors_of, load, run, task_options_of, write
+from benchmarks.paper.measuring import contexts_of, factors_of, load, opened, run, task_options_of, write
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.models import cache_argument, device_of, set_factors
 from lpes_bake.search.prompts import Encoded
@@ -100,9 +101,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Measure the base model, then the factors."""
     options = parser().parse_args(arguments)
-    source, model, tokenizer = load(options.model)
+    source, tokenizer = opened(options.model)
     candidates = factors_of(source, options.factors)
     contexts = contexts_of(options, source, tokenizer)
+    for question in itertools.chain(*contexts):
+        evidence_of(question.example)
+    model = load(source)
     identity = (1.0,) * source.num_hidden_layers
     rows = []
     for label, factors in zip(["base", *map(str, options.factors)], [identity, *candidates], strict=True):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.paper.measuring import contexts_of, factors_of, load, run, task_options_of, write
+from benchmarks.paper.measuring import contexts_of, factors_of, load, opened, run, task_options_of, write
 from lpes_bake.search.models import device_of, set_factors
 
 MEASURES = ("relative_l2", "one_minus_cosine", "step")
@@ -90,10 +90,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, with one question of each context: the one in the middle."""
     options = parser().parse_args(arguments)
-    source, model, tokenizer = load(options.model)
+    source, tokenizer = opened(options.model)
     candidates = factors_of(source, options.factors)
     contexts = contexts_of(options, source, tokenizer)
-    found = deviations(model, [context[len(context) // 2].prompt for context in contexts], candidates)
+    found = deviations(load(source), [context[len(context) // 2].prompt for context in contexts], candidates)
     rows = [
         {"factors": str(path), **{name: getattr(one, name).tolist() for name in MEASURES}}
         for path, one in zip(options.factors, found, strict=True)

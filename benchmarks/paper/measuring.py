@@ -36,8 +36,16 @@ def options_of(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a local directory, or a name on the Hub")
     parser.add_argument("--factors", type=Path, action="append", required=True, help="may be given more than once")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--out", type=file_to_write, required=True, help="JSON file to write")
     return parser
+
+
+def file_to_write(text: str) -> Path:
+    """An option's path; argparse's error unless its directory exists."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: give a file name in a directory that exists")
+    return path
 
 
 def task_options_of(about: str | None) -> argparse.ArgumentParser:
@@ -57,12 +65,16 @@ def factors_of(source: Source, paths: Sequence[Path]) -> list[tuple[float, ...]]
     return [one.layer_rope_scaling for one in found]
 
 
-def load(name: str) -> tuple[Source, Any, Any]:
-    """A base model's source, the model with factors of 1 on the best device, and its tokenizer."""
+def opened(name: str) -> tuple[Source, Any]:
+    """A base model's source and its tokenizer: enough to check all else before `load` reads the weights."""
     source = open_source(name)
+    return source, load_tokenizer(source, trust_remote_code=False)
+
+
+def load(source: Source) -> Any:
+    """The model with factors of 1 on the best device."""
     device = pick_device()
-    model = load_model(source, device, pick_dtype(None, device))
-    return source, model, load_tokenizer(source, trust_remote_code=False)
+    return load_model(source, device, pick_dtype(None, device))
 
 
 def contexts_of(options: argparse.Namespace, source: Source, tokenizer: Any) -> list[list[Encoded]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.paper.measuring import factors_of, load, options_of, run, write
+from benchmarks.paper.measuring import factors_of, load, opened, options_of, run, write
 from lpes_bake.search.short_text import Drift, read_paragraphs
 from lpes_bake.search.statistics import paired_interval
 
@@ -26,9 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure the base model and the factors."""
     options = parser().parse_args(arguments)
     paragraphs = read_paragraphs(options.text)["report"]
-    source, model, tokenizer = load(options.model)
+    source, tokenizer = opened(options.model)
     candidates = factors_of(source, options.factors)
-    drift = Drift(model, tokenizer, paragraphs)
+    drift = Drift(load(source), tokenizer, paragraphs)
     base = drift.measure((1.0,) * source.num_hidden_layers)
     rows = [{"factors": "base", "logprob": base.logprob.mean(), "difference": None, "kl": base.kl.mean()}]
     for path, factors in zip(options.factors, candidates, strict=True):

@@ -157,7 +157,13 @@ def _moice(text: str, value: str | None) -> tuple[Check, Load]:
         from lpes_bake.baselines.moice import load_routers
 
         _llama_like("moice", source)
-        load_routers(library_config(source), Path(value))
+        _, bases, _ = load_routers(library_config(source), Path(value))
+        # Of models of one shape, the base still tells some apart.
+        if bases[0] != theta_of(source):
+            raise InputError(
+                f"method {text!r}: these routers are for a model with rope_theta {bases[0]:g}, and {source.name} has "
+                f"{theta_of(source):g}; train routers for this one"
+            )
 
     def load(source: Source, device: Any, dtype: Any) -> Decoder:
         from lpes_bake.baselines.moice import load_moice

@@ -34,6 +34,7 @@ from lpes_bake.baselines.own_attention import require_llama_like
 from lpes_bake.baselines.rotary import bases_for, theta_of
 from lpes_bake.factors import save_bytes, save_text
 from lpes_bake.loading import load_library_model, load_tokenizer, require_causal
+from lpes_bake.plan import weights_digest
 from lpes_bake.run import check_outside, check_writable
 from lpes_bake.search.device import pick_device, pick_dtype
 from lpes_bake.search.errors import InputError
@@ -87,6 +88,7 @@ def train_moice(
     header = {
         "model": source.name,
         "revision": source.revision,
+        "weights": weights_digest(source),
         "dtype": str(precision).removeprefix("torch."),
         "data": data.name,
         "tokens_sha256": hashlib.sha256(json.dumps(sequences).encode()).hexdigest()[:16],
