@@ -13,6 +13,7 @@ from lpes_bake.search.objective import FloatArray
 from lpes_bake.search.study import TEXT_BATCH
 from lpes_bake.search.tasks import PARTS
 from lpes_bake.search.units import TEXT, Result, Unit
+from lpes_bake.selection import SHARES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +98,8 @@ def estimate(
         step = sum((meter.gradient(task) for task in searched), meter.text("search", "gradient") * leashed)
     choice = sum(
         (meter.score("selection", task, settings.selection_contexts, accuracy=accuracy) for task in plan.choosing),
-        meter.text("selection"),
+        # A finalist that is too dear is measured once more for each share of it that is tried.
+        (1 + len(SHARES)) * meter.text("selection"),
     )
     comparison = sum(
         (meter.score("report", task, settings.report_contexts, accuracy=True) for task in everything),
@@ -155,7 +157,13 @@ def memory(plan: Plan, model: Any, gradient: bool) -> int:
 
     tokens = max(longest(plan, i) for i in range(len(plan.tasks)))
     checkpointing = plan.device.type != "cpu"
-    return int(memory_estimate(model.config, tokens, plan.dtype, gradient=gradient, checkpointing=checkpointing))
+    one = memory_estimate(model.config, tokens, plan.dtype, gradient=gradient, checkpointing=checkpointing)
+    # What the base model predicts of a part's short text is kept, a row of the vocabulary for each token but the first.
+    predicted = max(
+        sum(len(plan.tokenizer(paragraph)["input_ids"]) - 1 for paragraph in paragraphs)
+        for paragraphs in plan.paragraphs.values()
+    )
+    return int(one + predicted * model.config.vocab_size * plan.dtype.itemsize)
 
 
 def show_estimate(found: dict[str, Any], console: Console) -> None:

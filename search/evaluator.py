@@ -95,10 +95,11 @@ class Evaluator:
 
     def _drift(self, part: str) -> Drift:
         if part not in self._drifts:
-            # One at a time: each keeps the base model's predictions.
-            self._drifts = {
-                part: Drift(self.model, self.tokenizer, self.paragraphs[part], checkpointing=self.checkpointing)
-            }
+            # One at a time, and the last one goes before the next one comes: each keeps the base model's predictions.
+            self._drifts.clear()
+            self._drifts[part] = Drift(
+                self.model, self.tokenizer, self.paragraphs[part], checkpointing=self.checkpointing
+            )
         return self._drifts[part]
 
 

@@ -62,8 +62,8 @@ def encode(example: Example, tokenizer: Any, prompt_format: str = "auto") -> tup
     answer is tokenised alone.
     """
     text, special = _written(example.prompt, example.lead, tokenizer, prompt_format)
-    prompt: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    both: list[int] = tokenizer(text + example.answer, add_special_tokens=special)["input_ids"]
+    prompt = _ids(text, tokenizer, special)
+    both = _ids(text + example.answer, tokenizer, special)
     if both[: len(prompt)] == prompt:
         answer = both[len(prompt) :]
     else:
@@ -76,8 +76,21 @@ def encode(example: Example, tokenizer: Any, prompt_format: str = "auto") -> tup
 def encode_prompt(prompt: str, tokenizer: Any, prompt_format: str = "auto") -> list[int]:
     """The token ids of a prompt alone, written as `encode` does."""
     text, special = _written(prompt, "", tokenizer, prompt_format)
+    return _ids(text, tokenizer, special)
+
+
+def _ids(text: str, tokenizer: Any, special: bool) -> list[int]:
+    """The token ids of a text that goes on: special, those that the tokenizer begins it with, but none that end it.
+
+    Tokenizers that were saved after training often end each text (add_eos_token); what a model says behind that is
+    no answer.
+    """
     ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return ids
+    if not special:
+        return ids
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    behind = (len(whole) - i - len(bare) for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
+    return ids[: len(ids) - next(behind, 0)]
 
 
 def _written(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> tuple[str, bool]:

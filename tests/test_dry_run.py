@@ -89,6 +89,16 @@ def test_memory_covers_the_weights(small: Small, tmp_path: Path) -> None:
     assert estimate(small, tmp_path / "run", optimizer="genetic")["memory_bytes"] < found["memory_bytes"]
 
 
+def test_memory_grows_with_the_predictions_of_short_text_that_are_kept(small: Small, tmp_path: Path) -> None:
+    found = []
+    for name, paragraphs in (("few", 12), ("many", 30)):
+        text = tmp_path / f"{name}.txt"
+        text.write_text("\n\n".join(f"Ten bytes{number:3}" for number in range(paragraphs)))
+        found.append(estimate(small, tmp_path / "run", text=text)["memory_bytes"])
+    # The tokenizer knows bytes only. Of 12 in a paragraph, 11 are predicted, each as 256 numbers of 4 bytes.
+    assert found[1] - found[0] == (30 - 12) // 3 * 11 * 256 * 4
+
+
 def test_what_a_search_would_refuse_is_refused_here_too(small: Small, tmp_path: Path) -> None:
     assert "finalists is 0" in one_line(small.search(tmp_path / "run", "--dry-run", finalists=0))
     assert "there is no task" in one_line(small.search(tmp_path / "run", "--dry-run", task="nonsense"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,23 @@ def test_accuracy_of_a_task_that_generates_is_there_when_it_is_asked_for(evaluat
     scores = scorer_of(evaluator, "search", 1).score(FACTORS, 0, 3, accuracy=True)
     assert result.exact == scores.exact.astype(bool).tolist()
     assert result.tokens == scores.tokens
+
+
+def test_predictions_of_one_part_are_let_go_before_those_of_the_next_are_made(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[Drift]] = []
+
+    def drift(*args: Any, **options: Any) -> Drift:
+        assert all(one() is None for one in kept)
+        made = Drift(*args, **options)
+        kept.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr("lpes_bake.search.evaluator.Drift", drift)
+    for part in PARTS:
+        evaluator.compute(Unit("score", part, TEXT, 0, 0, FACTORS))
+    assert len(kept) == len(PARTS)
 
 
 def test_gradient_units_are_what_the_scorer_says(evaluator: Evaluator) -> None:

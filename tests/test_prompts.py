@@ -11,7 +11,7 @@ import pytest
 
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.kv_retrieval import KVRetrieval
-from lpes_bake.search.prompts import Encoded, encode, take
+from lpes_bake.search.prompts import Encoded, encode, encode_prompt, take
 from lpes_bake.search.tasks import Example, Task, parse_task
 
 EXAMPLE = Example(0, 0, "Find {it}.\n\nKey: k\nValue:", "v1", ' "')
@@ -105,6 +105,22 @@ def test_answer_that_would_merge_into_the_prompt_leaves_the_prompt_as_it_is() ->
     assert tokenizer("cabc")["input_ids"] == [2, 3, 2]
     prompt, answer = encode(Example(0, 0, prompt="c", lead="a", answer="bc"), tokenizer)
     assert (prompt, answer) == ([2, 0], [1, 2])
+
+
+def test_a_prompt_is_not_ended_by_a_tokenizer_that_ends_each_text() -> None:
+    from tokenizers import Tokenizer, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(["a", "b", "c", "<s>", "</s>"])}, merges=[])
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer("cab")["input_ids"] == [3, 2, 0, 1, 4]
+    assert encode(Example(0, 0, "ca", "b"), tokenizer, "plain") == ([3, 2, 0], [1])
+    assert encode_prompt("ca", tokenizer, "plain") == [3, 2, 0]
 
 
 def test_an_example_without_tokens_is_refused(tiny_llama: Path) -> None:

@@ -134,12 +134,15 @@ def test_the_command_that_is_written_down_gives_the_same_settings() -> None:
         (SearchSettings.from_flat(PRESETS["paper"]), Limits(), False),
     ]
     for settings, limits, force in cases:
-        line = command_of("org/model", Path("my run"), settings, limits, "abc", force=force)
+        line = command_of("org/model", Path("my run"), settings, limits, "abc", force=force, trust_remote_code=force)
         name, command, model, *words = shlex.split(line)
         assert (name, command, model) == ("lpes-bake", "search", "org/model")
         assert words[:4] == ["--out", "my run", "--revision", "abc"]
         assert given([model, *words]) == (settings, limits, force)
-    assert command_of("m", Path("r"), SearchSettings(), Limits(), None, force=False) == "lpes-bake search m --out r"
+        # Without it, a tokenizer with code of its own would be refused.
+        assert ("--trust-remote-code" in words) == force
+    plain = command_of("m", Path("r"), SearchSettings(), Limits(), None, force=False, trust_remote_code=False)
+    assert plain == "lpes-bake search m --out r"
 
 
 def test_options_go_before_the_preset_and_the_preset_before_defaults() -> None:

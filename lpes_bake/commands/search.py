@@ -120,7 +120,9 @@ def command(
                 trust_remote_code=trust_remote_code,
                 limits=limits,
                 force=force,
-                command=command_of(model, out, settings, limits, revision, force=force),
+                command=command_of(
+                    model, out, settings, limits, revision, force=force, trust_remote_code=trust_remote_code
+                ),
                 events=Events(progress.status, progress.trial, progress.warning),
             )
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -179,13 +181,22 @@ def is_first() -> bool:
 
 
 def command_of(
-    model: str, out: Path, settings: SearchSettings, limits: Limits, revision: str | None, *, force: bool
+    model: str,
+    out: Path,
+    settings: SearchSettings,
+    limits: Limits,
+    revision: str | None,
+    *,
+    force: bool,
+    trust_remote_code: bool,
 ) -> str:
     """The command that gives this result from scratch: all options that are not at their defaults."""
     words = ["lpes-bake", "search", model, "--out", str(out)]
     words += ["--revision", revision] if revision is not None else []
     words += option_words(settings.flat(), SearchSettings().flat()) + option_words(asdict(limits), asdict(Limits()))
-    return shlex.join([*words, *(["--force"] if force else [])])
+    words += ["--force"] if force else []
+    words += ["--trust-remote-code"] if trust_remote_code else []
+    return shlex.join(words)
 
 
 def resume_command(model: str, out: Path, limits: Limits, *, force: bool, trust_remote_code: bool) -> str:
