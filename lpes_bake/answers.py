@@ -20,7 +20,7 @@ from lpes_bake.baselines.decoder import Decoder
 from lpes_bake.search.errors import InputError
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.rows import common
-from lpes_bake.search.scoring import decided, out_of_memory
+from lpes_bake.search.scoring import decided, is_correct, out_of_memory
 from lpes_bake.search.tasks import Task
 
 
@@ -95,7 +95,7 @@ class Interview:
         logprobs, best = self._forced(decoder, questions, first, forced)
         if task.generates:
             outputs = self._generated(decoder, task, questions, first, state)
-            right = [task.correct(one.example, text) for one, text in zip(questions, outputs, strict=True)]
+            right = [is_correct(task, one.example, text) for one, text in zip(questions, outputs, strict=True)]
         else:
             outputs = []
             right = [tokens == one.answer for one, tokens in zip(questions, best, strict=True)]

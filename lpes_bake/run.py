@@ -20,7 +20,7 @@ from lpes_bake.factors import save_text
 from lpes_bake.plan import Plan, first_contexts, load_evaluator, make_plan, optimizer_of
 from lpes_bake.report import load_result, write_report
 from lpes_bake.search.errors import InputError
-from lpes_bake.search.journal import JOURNAL_FORMAT, decode_line, differences
+from lpes_bake.search.journal import JOURNAL_FORMAT, Journal, decode_line, differences
 from lpes_bake.search.ledger import Ledger, LimitReached, Limits, open_journal
 from lpes_bake.search.processes import Processes, connected, too_few
 from lpes_bake.search.study import Study, Trial
@@ -242,6 +242,8 @@ def check_out(out: Path, *, resume: bool) -> None:
     check_writable(out)
     if resume:
         stored_settings(out)
+        # Damage, and another run that is still going, are told before the model is loaded.
+        Journal(out / JOURNAL_FILE).close()
     elif begun(out):
         raise InputError(f"{out} holds a run; go on with it with --resume, or give a new directory")
     elif out.is_dir() and any(path.name not in (SETTINGS_FILE, JOURNAL_FILE) for path in out.iterdir()):

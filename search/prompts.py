@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,9 @@ NAMED_FORMATS = {
     ),
 }
 PROMPT_FORMATS = ("auto", "chat", "plain", *NAMED_FORMATS)
+
+# What chat templates take for today.
+DATE = datetime.date(2025, 1, 1)
 
 # Contexts that do not fit before giving up: generated ones never end. Fewer where each is many times too long, and
 # takes as much longer to read.
@@ -114,13 +119,14 @@ def _turns(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> str:
     last = prompt.rpartition("\n")[2]
     opening = (last if last.endswith(":") else "") + lead
     if prompt_format == "chat":
-        # Templates that print today's date would make a search irreproducible: those of Llama 3 take it from here.
+        # Templates that print today's date would make a search irreproducible. Those of Llama 3 take another from here.
         try:
             turns: str = tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}],
                 tokenize=False,
                 add_generation_prompt=True,
-                date_string="01 Jan 2025",
+                chat_template=_dated(tokenizer.get_chat_template()),
+                date_string=DATE.strftime("%d %b %Y"),
             )
         except Exception as error:  # whatever a template raises, or jinja of it, or a tokenizer that has several
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -133,6 +139,12 @@ def _turns(prompt: str, lead: str, tokenizer: Any, prompt_format: str) -> str:
     turns = NAMED_FORMATS[prompt_format].format(prompt=prompt)
     # Vicuna's turns stand on one line, with a space behind the colon.
     return f"{turns} {opening.lstrip()}" if opening and not turns.endswith("\n") else turns + opening
+
+
+def _dated(template: str) -> str:
+    """A chat template with DATE for today: those of Granite and SmolLM3 ask a function for it, in a format."""
+    calls = r"""strftime_now\(\s*(['"])(.*?)\1\s*\)"""
+    return re.sub(calls, lambda call: repr(DATE.strftime(call[2])), template)
 
 
 def take(

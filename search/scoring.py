@@ -32,7 +32,7 @@ from lpes_bake.search.models import (
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.row_attention import ROW_ATTENTION, rows_fit
 from lpes_bake.search.rows import Chain, Question, Row, chain_of, layout_of, tokens_of
-from lpes_bake.search.tasks import Example, Task
+from lpes_bake.search.tasks import Example, Task, own_code
 
 # Tokens in one batch of contexts. A CPU gains nothing from a second context.
 BATCH_TOKENS = {"cpu": 1, "cuda": 16384, "mps": 4096}
@@ -266,7 +266,7 @@ class Scorer:
             if np.isnan(values).any() or (self.task.generates and output is None):
                 exact = math.nan
             elif output is not None:
-                exact = float(self.task.correct(question.example, output))
+                exact = float(is_correct(self.task, question.example, output))
             else:
                 exact = float(best[i].tolist() == question.answer)
             found.append(_Answer(question, values, exact, output))
@@ -421,9 +421,17 @@ class Scorer:
 def decided(task: Task, example: Example, written: Sequence[int], text: str, ends: set[int]) -> bool:
     """Whether generation may stop: the model has ended the text, it is as long as it may be, or more would change
     nothing. written: its tokens; ends: those that end a text."""
-    return (
-        written[-1] in ends or len(written) == task.max_new_tokens or task.finished(text) or task.correct(example, text)
-    )
+    if written[-1] in ends or len(written) == task.max_new_tokens:
+        return True
+    with own_code(type(task)):
+        finished = task.finished(text)
+    return finished or is_correct(task, example, text)
+
+
+def is_correct(task: Task, example: Example, text: str) -> bool:
+    """Whether the text answers the question. InputError where a user's task fails to say so."""
+    with own_code(type(task)):
+        return task.correct(example, text)
 
 
 def end_tokens(generation_config: Any) -> set[int]:

@@ -273,7 +273,8 @@ def read_paragraphs(path: Path | None = None) -> dict[str, list[str]]:
 
 def _from_file(path: Path) -> tuple[str, ...]:
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows put a byte order mark first.
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {error}; give another file") from error
     found = tuple(dict.fromkeys(block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()))

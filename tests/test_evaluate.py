@@ -278,6 +278,37 @@ def test_bad_input_is_refused_in_one_line_before_a_weight_is_read(
     assert said in one_line(run(*(one.format(**names) for one in arguments)))
 
 
+FRAIL = """
+from dataclasses import dataclass
+from lpes_bake.search.tasks import Example, Task
+
+@dataclass(frozen=True)
+class Frail(Task):
+    name = "frail"
+    generates = True
+    positions = (0,)
+
+    def contexts(self, part, seed):
+        for number in range(9):
+            yield [Example(number, 0, f"{part} {number}?", " yes")]
+
+    def METHOD(self, *arguments):
+        return {}["nothing"]
+"""
+
+
+@pytest.mark.parametrize("method", ["correct", "finished"])
+def test_a_users_task_that_cannot_judge_an_answer_is_named_in_one_line(
+    method: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    code = FRAIL.replace("METHOD", method)
+    if method == "finished":
+        code += "\n    def correct(self, example, output):\n        return False\n"
+    (tmp_path / "frail.py").write_text(code)
+    said = one_line(run(tiny_llama, "--task", f"{tmp_path / 'frail.py'}:Frail"))
+    assert "Frail in" in said and "fails with KeyError: 'nothing' (line 16); mend the file" in said
+
+
 def test_a_model_without_tokenizer_or_language_head_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     silent = Path(shutil.copytree(tiny_llama, tmp_path / "silent"))
     for path in silent.glob("*token*"):

@@ -38,6 +38,12 @@ def tokenizer_of(path: Path, template: Any = None) -> Any:
         ("auto", TEMPLATE, '<user>Find {it}.\n\nKey: k\nValue:</><assistant>01 Jan 2025Value: "'),
         ("chat", TEMPLATE, '<user>Find {it}.\n\nKey: k\nValue:</><assistant>01 Jan 2025Value: "'),
         (
+            "chat",
+            "{% set day = strftime_now('%B %d, %Y') %}{{ day }} {{ strftime_now( \"%H:%M\" ) }} "
+            "{{ messages[0].content }}",
+            'January 01, 2025 00:00 Find {it}.\n\nKey: k\nValue:Value: "',
+        ),
+        (
             "vicuna",
             None,
             "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "

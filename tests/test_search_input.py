@@ -64,12 +64,19 @@ def test_a_run_inside_the_model_is_refused(small: Small, tmp_path: Path) -> None
         assert not out.exists()
 
 
-def test_a_run_that_another_process_has_open_is_refused(whole: Path, small: Small, tmp_path: Path) -> None:
+def test_a_run_that_another_process_has_open_and_a_damaged_one_are_refused_before_a_weight_is_read(
+    whole: Path, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lpes_bake.search.journal import Journal
 
+    monkeypatch.setattr("lpes_bake.plan.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     out = Path(shutil.copytree(whole, tmp_path / "run"))
-    with Journal(out / "journal.jsonl"):
+    journal = out / "journal.jsonl"
+    with Journal(journal):
         assert "in use by a run that is still going" in one_line(small.search(out, "--resume"))
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], b"half a line\n", *lines[3:]]))
+    assert f"line 3 of {journal} is damaged" in one_line(small.search(out, "--resume"))
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,9 @@ def test_a_users_file_is_read_paragraph_by_paragraph(tmp_path: Path) -> None:
     assert parts["selection"] == [blocks[i] for i in (1, 4, 7, 10)]
     assert parts["report"] == [blocks[i] for i in (2, 5, 8, 11)]
     assert min(map(len, parts.values())) == FEWEST_PARAGRAPHS
+    # As Windows writes it.
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(blocks).encode())
+    assert read_paragraphs(path) == parts
     # One less is too few.
     path.write_text("\n\n".join(blocks[1:]))
     with pytest.raises(InputError, match="has 11 different paragraphs"):
