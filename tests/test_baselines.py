@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from lpes_bake.baselines.attention_buckets import AttentionBuckets
 from lpes_bake.baselines.decoder import Decoder, ModelDecoder
@@ -34,6 +34,7 @@ from lpes_bake.search.errors import InputError
 from lpes_bake.search.prompts import Encoded
 from lpes_bake.search.tasks import Example
 from lpes_bake.source import open_source
+from lpes_bake.timing import Memory
 from tests.by_hand import attended, linear, logprobs_by_hand, projected, turned
 from tests.conftest import write_tiny
 from tests.families import TINY_FAMILIES
@@ -338,6 +339,27 @@ def test_only_gates_get_a_gradient(tiny: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     gates = dict(moice.routers.named_parameters())
     assert len(gates) == 12 and all(gate.grad is not None and gate.grad.abs().sum() > 0 for gate in gates.values())
+
+
+def test_the_outputs_of_moice_s_experts_are_not_held_all_at_once() -> None:
+    config = LlamaConfig(
+        hidden_size=512, num_attention_heads=32, num_key_value_heads=2, num_hidden_layers=1, intermediate_size=8
+    )
+    model = LlamaForCausalLM(config).eval()
+    moice, memory = MoICE(model, new_routers(config, 7), BASES, 7), Memory(torch.device("cpu"))
+    query, key, positions = torch.randn(1, 32, 3000, 16), torch.randn(1, 2, 3000, 16), torch.arange(3000)[None]
+    # The first call brings more into memory than tensors.
+    for _ in range(2):
+        memory.free()
+        before = memory.held()
+        memory.reset_peak()
+        with torch.inference_mode():
+            moice._attend(0, query, key, key, None, positions, 0.25)
+        peak = memory.peak()
+    if before is None or peak is None:
+        pytest.skip("this system does not tell the peak of a process")
+    # 14 times one output with its queries, keys and weights; seven outputs and their copies would make it 25.
+    assert peak - before < 19 * query.nbytes
 
 
 def test_routers_of_another_model_and_none_are_refused(tiny: Any, tmp_path: Path) -> None:

@@ -89,14 +89,15 @@ class MoICE(ModelDecoder):
     ) -> Tensor:
         new = positions.shape[1]
         weights = None
-        parts = []
+        # Added up as they come: seven outputs at once would be memory that the method does not need.
+        mixed = torch.zeros_like(query, dtype=torch.promote_types(query.dtype, torch.float32))
         for expert, (cos, sin) in enumerate(self._tables(value, positions, key.shape[2])):
             turned = rotated(query, cos[:, :, -new:], sin[:, :, -new:])
             if weights is None:
                 weights = self._weigh(layer, turned).to(query.dtype)
             seen = attention(turned, rotated(key, cos, sin), value, mask, scale)
-            parts.append(weights[..., expert, None] * seen)
-        return torch.stack(parts).sum(0)
+            mixed = mixed + weights[..., expert, None] * seen
+        return mixed.to(query.dtype)
 
     def _tables(self, like: Tensor, positions: Tensor, keys: int) -> list[tuple[Tensor, Tensor]]:
         """For each expert, cos and sin (B, 1, keys, d). The layers of a forward pass share them."""
