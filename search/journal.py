@@ -22,7 +22,7 @@ try:
 except ImportError:  # not a POSIX system: nothing guards against two runs at once there
     fcntl = None  # type: ignore[assignment]
 
-JOURNAL_FORMAT = 3
+JOURNAL_FORMAT = 2
 
 Record = dict[str, Any]
 

@@ -201,7 +201,7 @@ def test_a_journal_of_another_format_is_refused_with_the_way_out(tmp_path: Path)
     with Journal(tmp_path / "journal") as journal:
         journal.append({"journal": 1, "settings": {}})
     with (
-        pytest.raises(InputError, match=r"format 1, .* reads 3; go on with the version that wrote it, or start a new"),
+        pytest.raises(InputError, match=r"format 1, .* reads 2; go on with the version that wrote it, or start a new"),
         open_journal(tmp_path / "journal", {}, Single()),
     ):
         pass
