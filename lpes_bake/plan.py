@@ -122,6 +122,7 @@ def make_plan(
         "base": base_facts(source),
         "weights": weights_digest(source),
         "questions": {str(number): task.describe() for number, task in enumerate(tasks, 1)},
+        "token_ids": tokens_digest(tokenizer, contexts, paragraphs),
         # Those that come along change from version to version.
         "paragraphs": hashlib.sha256(json.dumps(paragraphs).encode()).hexdigest()[:16],
         "start_factors": start_of(settings, source.num_hidden_layers),
@@ -228,6 +229,20 @@ def load_evaluator(plan: Plan) -> Any:
         quantization=settings.quantization,
     )
     return Evaluator(model, plan.tokenizer, plan.tasks, plan.contexts, plan.paragraphs, batch_size=settings.batch_size)
+
+
+def tokens_digest(
+    tokenizer: Any, contexts: Mapping[str, Sequence[Sequence[Sequence[Any]]]], paragraphs: Mapping[str, Sequence[str]]
+) -> str:
+    """Tells two tokenizers or chat templates apart, and all else that puts questions into other words: a hash of what
+    the model is given."""
+    digest = hashlib.sha256()
+    questions = (one for part in PARTS for task in contexts[part] for context in task for one in context)
+    given = itertools.chain.from_iterable((one.prompt, one.answer) for one in questions)
+    texts = (tokenizer(one)["input_ids"] for part in PARTS for one in paragraphs[part])
+    for ids in itertools.chain(given, texts):
+        digest.update(np.array([len(ids), *ids], dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def weights_digest(source: Source) -> str:

@@ -124,7 +124,7 @@ def test_the_header_names_all_that_decides_the_result(many: Path, small: Small, 
     assert stored["prompt_format"] == "vicuna" and stored["dtype"] == "float32" and stored["device"] == "cpu"
     assert stored["questions"]["2"]["file"] == "mdqa.jsonl" and len(stored["questions"]["2"]["sha256"]) == 16
     assert stored["questions"]["1"] == {"task": "kv", "pairs": 2, "key_width": 1, "positions": [0, 1]}
-    assert len(stored["weights"]) == len(stored["paragraphs"]) == 16
+    assert len(stored["weights"]) == len(stored["paragraphs"]) == len(stored["token_ids"]) == 16
 
 
 def test_prompts_are_put_in_the_format_asked_for(small: Small) -> None:

@@ -121,6 +121,15 @@ def test_resuming_with_another_model_or_weights_is_refused(whole: Path, small: S
     assert "base.rope.rope_theta: 10000.0 → 500000.0" in message
 
 
+def test_resuming_with_another_chat_template_is_refused(whole: Path, small: Small, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(small.model, tmp_path / small.model.name))
+    settings = json.loads((other / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    (other / "tokenizer_config.json").write_text(json.dumps(settings))
+    message = one_line(invoke("search", other, "--out", whole, "--resume"))
+    assert "(token_ids: " in message and ";" not in message.partition(")")[0]
+
+
 def test_resuming_with_other_data_or_other_text_is_refused(many: Path, small: Small, tmp_path: Path) -> None:
     out = Path(shutil.copytree(many, tmp_path / "run"))
     stored = json.loads((out / "settings.json").read_text())
